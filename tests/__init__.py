@@ -1,0 +1,1 @@
+"""Tests of nearkv, laid out like the tree they test."""

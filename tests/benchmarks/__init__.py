@@ -1,0 +1,1 @@
+"""Benchmarks: each prints medians and ratios and writes build/bench/<name>.json."""

@@ -1,0 +1,1 @@
+"""KV transfer between engines and the vLLM connector that feeds it."""
