@@ -1,0 +1,144 @@
+"""The agent's HTTP API: state, stream, status (DESIGN section 3)."""
+
+import asyncio
+import base64
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from nearkv.agent.node_state import NodeState
+from nearkv.agent.settings import AgentSettings
+from nearkv.agent.status import describe_node
+from nearkv.block_keys import pack_keys
+from nearkv.freshness import FreshnessLimits
+from nearkv.health import Readiness
+from nearkv.state.model import Cursor
+
+STREAM_TYPE = "application/vnd.nearkv.state+msgpack"
+_WRITE_SECONDS = 30.0
+_SNAPSHOT_FRAMES_PER_WRITE = 16
+
+log = structlog.get_logger(__name__)
+
+
+class StateApi:
+    """Handlers over one node's state."""
+
+    def __init__(
+        self, state: NodeState, readiness: Readiness, settings: AgentSettings, *, started_at: float
+    ) -> None:
+        self._state = state
+        self._readiness = readiness
+        self._settings = settings
+        self._started_at = started_at
+        self._limits = FreshnessLimits(settings.state.fresh_seconds, settings.state.aged_seconds)
+
+    def add_routes(self, app: web.Application) -> None:
+        """Add the routes to an application."""
+        app.router.add_get("/v1/state", self.state)
+        app.router.add_get("/v1/state/stream", self.stream)
+        app.router.add_get("/v1/status", self.status)
+
+    async def status(self, _request: web.Request) -> web.Response:
+        """Answer the node's status as JSON."""
+        described = describe_node(
+            self._state,
+            node=self._settings.node,
+            started_at=self._started_at,
+            limits=self._limits,
+        )
+        return _json(described)
+
+    async def state(self, request: web.Request) -> web.Response:
+        """Answer a snapshot: the stream's frames, or JSON where the client asks for JSON.
+
+        JSON counts the blocks; ``?keys=true`` adds the packed keys in base64.
+        """
+        if "json" not in request.headers.get("Accept", ""):
+            return web.Response(body=b"".join(self._state.snapshot()), content_type=STREAM_TYPE)
+        with_keys = request.query.get("keys") == "true"
+        tables = {name: tracker.table for name, tracker in self._state.trackers.items()}
+        snapshot = {
+            "cursor": str(self._state.log.cursor),
+            "node": self._settings.node,
+            "engines": list(self._state.log.infos.values()),
+            "gauges": list(self._state.log.gauges.values()),
+            "blocks": {name: table.blocks_by_tier() for name, table in tables.items()},
+        }
+        if with_keys:
+            snapshot["keys"] = {
+                name: {
+                    tier: base64.b64encode(pack_keys(keys)).decode()
+                    for tier, keys in table.keys_by_tier().items()
+                }
+                for name, table in tables.items()
+            }
+        return _json(snapshot)
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """Stream a snapshot (unless ``?after=`` is still known), then deltas and heartbeats."""
+        cursor = _cursor_of(request)
+        if self._state.consumers >= self._settings.state.max_consumers:
+            raise web.HTTPServiceUnavailable(
+                text=f"too many consumers (limit {self._settings.state.max_consumers})",
+                headers={"Retry-After": "5"},
+            )
+        response = web.StreamResponse(headers={"Cache-Control": "no-store"})
+        response.content_type = STREAM_TYPE
+        await response.prepare(request)
+        self._state.consumers += 1
+        try:
+            await self._feed(response, cursor)
+        except TimeoutError:
+            log.warning("consumer_stalled", peer=request.remote)
+        except ConnectionError:
+            pass
+        finally:
+            self._state.consumers -= 1
+        return response
+
+    async def _feed(self, response: web.StreamResponse, cursor: Cursor | None) -> None:
+        heartbeat_seconds = self._settings.state.heartbeat_seconds
+        while not self._readiness.draining:
+            frames = self._state.log.after(cursor)
+            if frames is None:
+                cursor = await self._send_snapshot(response)
+                continue
+            cursor = self._state.log.cursor
+            if frames:
+                await _write(response, b"".join(frames))
+            elif not await self._state.wait_for_news(heartbeat_seconds):
+                await _write(response, self._state.log.heartbeat(self._state.ages_seconds()))
+
+    async def _send_snapshot(self, response: web.StreamResponse) -> Cursor:
+        frames = self._state.snapshot()
+        cursor = self._state.log.cursor
+        batch: list[bytes] = []
+        for frame in frames:
+            batch.append(frame)
+            if len(batch) == _SNAPSHOT_FRAMES_PER_WRITE:
+                await _write(response, b"".join(batch))
+                batch.clear()
+        await _write(response, b"".join(batch))
+        return cursor
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    """Write with back-pressure; a consumer that takes nothing for long is let go."""
+    async with asyncio.timeout(_WRITE_SECONDS):
+        await response.write(data)
+
+
+def _cursor_of(request: web.Request) -> Cursor | None:
+    text = request.query.get("after")
+    if not text:
+        return None
+    try:
+        return Cursor.parse(text)
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=f"after: {error}") from error
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

@@ -1,0 +1,304 @@
+"""The block table: which blocks one engine holds, by our own keys (pure).
+
+Fed with KV events, it resolves the engine's opaque handles to block keys and reports what
+was added and removed per tier. Three rules come from how engines behave
+(reference/vllm.md 1.3, 1.6):
+
+- A store is a set insertion, not a count: engines repeat stores. A removal for
+  (handle, medium, group) wins.
+- A store whose parent is unknown is an *orphan*: it is kept until the parent shows up,
+  since there is no snapshot to ask for.
+- A store without tokens says that known blocks were copied to another tier.
+
+Memory is bounded: beyond the limit new blocks are refused and counted, so the table becomes
+a lower bound (fewer hits), never a wrong answer.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from nearkv.agent.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Event, Handle
+from nearkv.block_keys import KeyNamespace, chain_keys, fold_extra, pack_tokens, root_key
+
+BYTES_PER_BLOCK = 160
+"""Measured cost of one table entry: two integers of 64 bits and a dict slot."""
+_BYTES_PER_ORPHAN_TOKEN = 36
+
+_Place = tuple[str, int]  # medium, KV group
+
+
+@dataclass(slots=True)
+class BlockChanges:
+    """What a run of events changed, the last word on each key winning.
+
+    ``tiers`` maps a tier to ``{key: present}``. ``cleared`` comes before all of it.
+    """
+
+    cleared: bool = False
+    tiers: dict[str, dict[int, bool]] = field(default_factory=dict)
+
+    def add(self, tier: str, keys: Iterable[int]) -> None:
+        """Note keys as present."""
+        self.tiers.setdefault(tier, {}).update(dict.fromkeys(keys, True))
+
+    def remove(self, tier: str, keys: Iterable[int]) -> None:
+        """Note keys as absent."""
+        self.tiers.setdefault(tier, {}).update(dict.fromkeys(keys, False))
+
+    def clear(self) -> None:
+        """Forget everything noted: all tiers are empty now."""
+        self.cleared = True
+        self.tiers.clear()
+
+    def __bool__(self) -> bool:
+        """Tell whether anything changed."""
+        return self.cleared or any(self.tiers.values())
+
+
+@dataclass(slots=True)
+class TableCounts:
+    """What the table could not use, since its start."""
+
+    refused: int = 0
+    orphans_dropped: int = 0
+    unknown_removed: int = 0
+    unresolved_tier: int = 0
+
+
+class BlockTable:
+    """Blocks of one engine (one data-parallel rank of it)."""
+
+    __slots__ = (
+        "_key_model",
+        "_limit_blocks",
+        "_orphan_limit_tokens",
+        "_orphan_places",
+        "_orphan_tokens",
+        "_orphans",
+        "_places",
+        "_secret",
+        "_waiting_tiers",
+        "block_size",
+        "counts",
+    )
+
+    def __init__(
+        self, *, key_model: str, secret: bytes = b"", limit_bytes: int = 256 << 20
+    ) -> None:
+        self._key_model = key_model
+        self._secret = secret
+        self._limit_blocks = max(1, limit_bytes // BYTES_PER_BLOCK)
+        self._orphan_limit_tokens = max(1, limit_bytes // 4 // _BYTES_PER_ORPHAN_TOKEN)
+        self._places: dict[_Place, dict[Handle, int]] = {}
+        self._orphans: dict[Handle, list[BlockStored]] = {}
+        self._orphan_places: dict[tuple[str, int, Handle], bool] = {}
+        self._orphan_tokens = 0
+        self._waiting_tiers: dict[Handle, set[_Place]] = {}
+        self.block_size: int | None = None
+        self.counts = TableCounts()
+
+    def apply(self, events: Iterable[Event], changes: BlockChanges) -> None:
+        """Apply events in order, noting in ``changes`` what they did."""
+        for event in events:
+            if isinstance(event, BlockStored):
+                self._store(event, changes)
+            elif isinstance(event, BlockRemoved):
+                self._remove(event, changes)
+            elif isinstance(event, AllBlocksCleared):
+                self.clear()
+                changes.clear()
+
+    def clear(self) -> None:
+        """Forget every block and orphan."""
+        self._places.clear()
+        self._orphans.clear()
+        self._orphan_places.clear()
+        self._orphan_tokens = 0
+        self._waiting_tiers.clear()
+
+    @property
+    def block_count(self) -> int:
+        """Entries over all tiers and groups."""
+        return sum(map(len, self._places.values()))
+
+    @property
+    def orphan_count(self) -> int:
+        """Blocks waiting for their parent."""
+        return len(self._orphan_places)
+
+    @property
+    def estimated_bytes(self) -> int:
+        """Memory held, by measured cost per entry."""
+        return self.block_count * BYTES_PER_BLOCK + self._orphan_tokens * _BYTES_PER_ORPHAN_TOKEN
+
+    def keys_by_tier(self) -> dict[str, list[int]]:
+        """Return the keys held, by tier; a key may stand twice where groups share it."""
+        tiers: dict[str, list[int]] = {}
+        for (medium, _group), blocks in self._places.items():
+            tiers.setdefault(medium, []).extend(blocks.values())
+        return tiers
+
+    def blocks_by_tier(self) -> dict[str, int]:
+        """Return how many entries each tier holds."""
+        tiers: dict[str, int] = {}
+        for (medium, _group), blocks in self._places.items():
+            tiers[medium] = tiers.get(medium, 0) + len(blocks)
+        return tiers
+
+    def _store(self, event: BlockStored, changes: BlockChanges) -> None:
+        if not event.token_ids:
+            self._gain_tier(event, changes)
+            return
+        if self.block_size is None:
+            self.block_size = event.block_size
+        parent: int | None = None
+        if event.parent is not None:
+            parent = self._find_key(event.parent, (event.medium, event.group))
+            if parent is None:
+                self._keep_orphan(event)
+                return
+        keys = self._insert(event, parent, changes)
+        if self._orphans:
+            self._adopt_orphans(event.handles, keys, changes)
+
+    def _insert(self, event: BlockStored, parent: int | None, changes: BlockChanges) -> list[int]:
+        """Insert an event's blocks below ``parent``, the key of their parent block.
+
+        Returns the keys of all its blocks, or none of them when they were refused.
+        """
+        if event.extra_keys is None:
+            if parent is None:
+                parent = root_key(KeyNamespace(self._key_model, event.lora), self._secret)
+            keys = chain_keys(parent, pack_tokens(event.token_ids), event.block_size)
+        else:
+            keys = self._keys_with_extra(event, parent)
+        place = (event.medium, event.group)
+        blocks = self._places.setdefault(place, {})
+        handles = event.handles
+        if self.block_count + len(handles) > self._limit_blocks:
+            self.counts.refused += len(handles)
+            return []
+        present: Iterable[tuple[Handle, int]] = zip(handles, keys, strict=True)
+        if self._orphan_places:
+            present = self._drop_removed(place, present)
+        before = len(blocks)
+        blocks.update(present)
+        if self._orphan_places or len(blocks) - before != len(keys):
+            changes.add(event.medium, [blocks[handle] for handle in handles if handle in blocks])
+        else:
+            changes.add(event.medium, keys)
+        if self._waiting_tiers:
+            self._fill_waiting_tiers(handles, keys, changes)
+        return keys
+
+    def _keys_with_extra(self, event: BlockStored, parent: int | None) -> list[int]:
+        """Chain keys block by block where blocks carry more than tokens."""
+        packed = pack_tokens(event.token_ids)
+        step = len(packed) // len(event.handles)
+        extras = event.extra_keys or []
+        keys = []
+        for i in range(len(event.handles)):
+            salt, rest = _split_extra(
+                extras[i] if i < len(extras) else None, event, first=parent is None
+            )
+            if parent is None:
+                parent = root_key(KeyNamespace(self._key_model, event.lora, salt), self._secret)
+            (parent,) = chain_keys(parent, packed[i * step : (i + 1) * step], event.block_size)
+            if rest:
+                parent = fold_extra(parent, msgspec.msgpack.encode(rest))
+            keys.append(parent)
+        return keys
+
+    def _find_key(self, handle: Handle, place: _Place) -> int | None:
+        """Look a handle up, in its own place first."""
+        key = self._places.get(place, {}).get(handle)
+        if key is None and len(self._places) > 1:
+            for blocks in self._places.values():
+                key = blocks.get(handle)
+                if key is not None:
+                    break
+        return key
+
+    def _remove(self, event: BlockRemoved, changes: BlockChanges) -> None:
+        blocks = self._places.get((event.medium, event.group), {})
+        removed = []
+        for handle in event.handles:
+            key = blocks.pop(handle, None)
+            if key is not None:
+                removed.append(key)
+                continue
+            orphan = (event.medium, event.group, handle)
+            if orphan in self._orphan_places:
+                self._orphan_places[orphan] = False
+            else:
+                self.counts.unknown_removed += 1
+        changes.remove(event.medium, removed)
+
+    def _gain_tier(self, event: BlockStored, changes: BlockChanges) -> None:
+        place = (event.medium, event.group)
+        for handle in event.handles:
+            key = self._find_key(handle, place)
+            if key is not None:
+                self._places.setdefault(place, {})[handle] = key
+                changes.add(event.medium, (key,))
+            elif len(self._waiting_tiers) < self._limit_blocks:
+                self._waiting_tiers.setdefault(handle, set()).add(place)
+                self.counts.unresolved_tier += 1
+
+    def _fill_waiting_tiers(
+        self, handles: Iterable[Handle], keys: Iterable[int], changes: BlockChanges
+    ) -> None:
+        for handle, key in zip(handles, keys, strict=True):
+            for place in self._waiting_tiers.pop(handle, ()):
+                self._places.setdefault(place, {})[handle] = key
+                changes.add(place[0], (key,))
+
+    def _keep_orphan(self, event: BlockStored) -> None:
+        if self._orphan_tokens + len(event.token_ids) > self._orphan_limit_tokens:
+            self.counts.orphans_dropped += len(event.handles)
+            return
+        assert event.parent is not None  # noqa: S101 (only then can a parent be unknown)
+        self._orphan_tokens += len(event.token_ids)
+        self._orphans.setdefault(event.parent, []).append(event)
+        for handle in event.handles:
+            self._orphan_places[event.medium, event.group, handle] = True
+
+    def _adopt_orphans(self, handles: list[Handle], keys: list[int], changes: BlockChanges) -> None:
+        """Insert the orphans below newly known blocks, and those below them in turn.
+
+        A parent serves even if it was itself removed while it was an orphan: its key is
+        what its children need, not its presence.
+        """
+        parents = deque(zip(handles, keys, strict=False))
+        while parents and self._orphans:
+            handle, key = parents.popleft()
+            for orphan in self._orphans.pop(handle, ()):
+                self._orphan_tokens -= len(orphan.token_ids)
+                orphan_keys = self._insert(orphan, key, changes)
+                parents.extend(zip(orphan.handles, orphan_keys, strict=False))
+
+    def _drop_removed(
+        self, place: _Place, blocks: Iterable[tuple[Handle, int]]
+    ) -> list[tuple[Handle, int]]:
+        """Leave out blocks that were removed while they were still orphans."""
+        return [
+            (handle, key)
+            for handle, key in blocks
+            if self._orphan_places.pop((*place, handle), True)
+        ]
+
+
+def _split_extra(extra: Any, event: BlockStored, *, first: bool) -> tuple[str, list[Any]]:  # noqa: ANN401 (foreign data)
+    """Split a block's extra keys into cache salt and all that is neither salt nor LoRA.
+
+    Engines send bare values: the LoRA name on every block, the salt on the first one.
+    """
+    values = extra if isinstance(extra, list) else []
+    rest = [value for value in values if value != event.lora]
+    if first and len(rest) == 1 and isinstance(rest[0], str):
+        return rest[0], []
+    return "", rest

@@ -1,0 +1,141 @@
+"""Asking one engine who it is and how it does, over HTTP (reference/vllm.md section 4)."""
+
+import asyncio
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from nearkv.agent.engine_metrics import EngineReading, parse_metrics
+from nearkv.agent.errors import EngineProbeError
+from nearkv.agent.subscribing import EventSource
+
+_MAX_ANSWER_BYTES = 16 << 20
+
+T = TypeVar("T")
+
+
+class ModelCard(msgspec.Struct):
+    """One entry of ``/v1/models``; an adapter names its base model as ``parent``."""
+
+    id: str
+    parent: str | None = None
+    root: str | None = None
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[ModelCard]
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class _Source(msgspec.Struct):
+    endpoint: str | None = None
+    replay_endpoint: str | None = None
+    topic: str = ""
+    enable_kv_cache_events: bool = True
+    publisher: str = "zmq"
+
+
+class EngineProbe:
+    """Reads one engine's HTTP API; every call has a deadline."""
+
+    def __init__(
+        self,
+        url: str,
+        session: aiohttp.ClientSession,
+        *,
+        timeout_seconds: float,
+        bearer_token: str | None = None,
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._session = session
+        self._timeout_seconds = timeout_seconds
+        self._headers = {"Authorization": f"Bearer {bearer_token}"} if bearer_token else {}
+
+    async def models(self) -> list[ModelCard]:
+        """Return the models served; raises :class:`EngineProbeError`."""
+        return self._decode(await self._get("/v1/models"), _Models).data
+
+    async def version(self) -> str | None:
+        """Return the engine's version, or ``None`` where it does not tell."""
+        body = await self._get_optional("/version")
+        return None if body is None else self._decode(body, _Version).version
+
+    async def event_sources(self) -> dict[int, EventSource] | None:
+        """Return the event endpoints by data-parallel rank.
+
+        ``None`` where the engine has no ``/kv_event_sources`` (before vLLM 0.32).
+        """
+        body = await self._get_optional("/kv_event_sources")
+        if body is None:
+            return None
+        sources = self._decode(body, dict[str, _Source])
+        host = urlsplit(self._url).hostname or "127.0.0.1"
+        return {
+            int(rank): EventSource(
+                endpoint=reachable_endpoint(source.endpoint, host),
+                replay_endpoint=source.replay_endpoint
+                and reachable_endpoint(source.replay_endpoint, host),
+            )
+            for rank, source in sources.items()
+            if rank.isdecimal() and source.enable_kv_cache_events and source.endpoint
+        }
+
+    async def reading(self) -> EngineReading:
+        """Scrape ``/metrics``; raises :class:`EngineProbeError`."""
+        return parse_metrics((await self._get("/metrics")).decode("utf-8", "replace"))
+
+    async def _get_optional(self, path: str) -> bytes | None:
+        try:
+            return await self._get(path)
+        except EngineProbeError as error:
+            if error.status in (403, 404, 405):
+                return None
+            raise
+
+    async def _get(self, path: str) -> bytes:
+        try:
+            async with (
+                asyncio.timeout(self._timeout_seconds),
+                self._session.get(self._url + path, headers=self._headers) as response,
+            ):
+                body = await response.content.read(_MAX_ANSWER_BYTES)
+                while not response.content.at_eof() and len(body) < _MAX_ANSWER_BYTES:
+                    body += await response.content.read(_MAX_ANSWER_BYTES - len(body))
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineProbeError(f"{path}: {type(error).__name__}: {error}") from error
+        if response.status != 200:  # noqa: PLR2004 (HTTP OK)
+            raise EngineProbeError(f"{path}: status {response.status}", status=response.status)
+        return body
+
+    @staticmethod
+    def _decode(body: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.DecodeError as error:
+            raise EngineProbeError(f"unexpected answer: {error}") from error
+
+
+def reachable_endpoint(endpoint: str, host: str) -> str:
+    """Turn an address that an engine binds into one that can be connected to.
+
+    ``tcp://*:5557`` with host ``10.0.0.7`` becomes ``tcp://10.0.0.7:5557``.
+    """
+    shown = f"[{host}]" if ":" in host else host
+    for wildcard in ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:", "tcp://:::"):
+        if endpoint.startswith(wildcard):
+            return f"tcp://{shown}:{endpoint.removeprefix(wildcard)}"
+    return endpoint
+
+
+def endpoint_of_rank(endpoint: str, dp_rank: int) -> str:
+    """Return the endpoint of a rank: vLLM adds the rank to the port of rank 0."""
+    head, _, port = endpoint.rpartition(":")
+    if dp_rank == 0 or not port.isdecimal():
+        return endpoint
+    return f"{head}:{int(port) + dp_rank}"

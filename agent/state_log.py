@@ -1,0 +1,189 @@
+"""The log of changes that an agent serves (pure): snapshot, deltas, cursors.
+
+Changes are collected, then sealed into one encoded delta. Encoded deltas stay in a ring
+bounded in bytes; that ring is the only queue there is: a consumer is a cursor into it, and
+one whose cursor has fallen out of it gets a new snapshot, never a gap.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nearkv.agent.block_table import BlockChanges
+from nearkv.block_keys import pack_keys
+from nearkv.state.codec import KEYS_PER_FRAME, encode_frame
+from nearkv.state.model import (
+    BlockChange,
+    Blocks,
+    Cursor,
+    Delta,
+    EngineGauges,
+    EngineInfo,
+    Heartbeat,
+    SnapshotBegin,
+    SnapshotEnd,
+)
+
+
+@dataclass(slots=True)
+class _Pending:
+    info: EngineInfo | None = None
+    gauges: EngineGauges | None = None
+    blocks: BlockChanges | None = None
+
+
+class StateLog:
+    """Collects changes of all engines of a node and seals them into deltas."""
+
+    def __init__(
+        self, *, boot: str, node: str, version: str, ring_limit_bytes: int = 32 << 20
+    ) -> None:
+        self._boot = boot
+        self._node = node
+        self._version = version
+        self._epoch = 0
+        self._seq = 0
+        self._ring: deque[bytes] = deque()
+        self._ring_bytes = 0
+        self._ring_limit_bytes = ring_limit_bytes
+        self._infos: dict[str, EngineInfo] = {}
+        self._gauges: dict[str, EngineGauges] = {}
+        self._pending: dict[str, _Pending] = {}
+        self._gone: list[str] = []
+
+    @property
+    def cursor(self) -> Cursor:
+        """The place behind the last sealed delta."""
+        return Cursor(self._boot, self._epoch, self._seq)
+
+    @property
+    def infos(self) -> dict[str, EngineInfo]:
+        """What is published of each engine."""
+        return self._infos
+
+    @property
+    def gauges(self) -> dict[str, EngineGauges]:
+        """The last reading published of each engine."""
+        return self._gauges
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of encoded deltas kept for consumers to catch up from."""
+        return self._ring_bytes
+
+    @property
+    def has_pending(self) -> bool:
+        """Tell whether :meth:`seal` would make a delta."""
+        return bool(self._pending or self._gone)
+
+    def put_info(self, info: EngineInfo) -> None:
+        """Publish what an engine is, if that is news."""
+        if self._infos.get(info.id) != info:
+            self._infos[info.id] = info
+            self._of(info.id).info = info
+
+    def put_gauges(self, gauges: EngineGauges) -> None:
+        """Publish a reading; one equal to the last but for its age makes no delta."""
+        known = self._gauges.get(gauges.id)
+        self._gauges[gauges.id] = gauges
+        if known is None or not known.same_reading(gauges):
+            self._of(gauges.id).gauges = gauges
+
+    def blocks_of(self, engine: str) -> BlockChanges:
+        """Return the collector for an engine's block changes."""
+        pending = self._of(engine)
+        if pending.blocks is None:
+            pending.blocks = BlockChanges()
+        return pending.blocks
+
+    def drop_engine(self, engine: str) -> None:
+        """Publish that an engine is gone for good."""
+        self._pending.pop(engine, None)
+        self._gauges.pop(engine, None)
+        if self._infos.pop(engine, None) is not None:
+            self._gone.append(engine)
+
+    def seal(self) -> bytes | None:
+        """Turn what was collected into one encoded delta; ``None`` when nothing was."""
+        delta = self._delta()
+        self._pending = {}
+        self._gone = []
+        if delta is None:
+            return None
+        self._seq += 1
+        frame = encode_frame(delta)
+        self._ring.append(frame)
+        self._ring_bytes += len(frame)
+        while self._ring_bytes > self._ring_limit_bytes and self._ring:
+            self._ring_bytes -= len(self._ring.popleft())
+        return frame
+
+    def after(self, cursor: Cursor | None) -> list[bytes] | None:
+        """Return the deltas behind ``cursor``; ``None`` when only a snapshot helps."""
+        if cursor is None or cursor.boot != self._boot or cursor.epoch != self._epoch:
+            return None
+        missing = self._seq - cursor.seq
+        if missing < 0 or missing > len(self._ring):
+            return None
+        return [self._ring[i] for i in range(len(self._ring) - missing, len(self._ring))]
+
+    def snapshot(self, blocks: Iterator[tuple[str, str, list[int]]]) -> Iterator[bytes]:
+        """Yield the frames of a snapshot at :attr:`cursor`.
+
+        ``blocks`` gives (engine, tier, keys). The caller seals first and takes the keys in
+        the same step, so that both speak of the same moment.
+        """
+        cursor = self.cursor
+        yield encode_frame(
+            SnapshotBegin(
+                cursor=cursor,
+                node=self._node,
+                version=self._version,
+                engines=tuple(self._infos.values()),
+                gauges=tuple(self._gauges.values()),
+            )
+        )
+        for engine, tier, keys in blocks:
+            for start in range(0, len(keys), KEYS_PER_FRAME):
+                part = pack_keys(keys[start : start + KEYS_PER_FRAME])
+                yield encode_frame(Blocks(engine=engine, tier=tier, keys=part))
+        yield encode_frame(SnapshotEnd(cursor=cursor))
+
+    def heartbeat(self, ages_seconds: dict[str, float]) -> bytes:
+        """Return a frame that says nothing was missed."""
+        return encode_frame(Heartbeat(cursor=self.cursor, ages_seconds=ages_seconds))
+
+    def _of(self, engine: str) -> _Pending:
+        return self._pending.setdefault(engine, _Pending())
+
+    def _delta(self) -> Delta | None:
+        infos = [p.info for p in self._pending.values() if p.info is not None]
+        gauges = [p.gauges for p in self._pending.values() if p.gauges is not None]
+        blocks = [
+            change
+            for engine, pending in self._pending.items()
+            if pending.blocks
+            for change in _block_changes(engine, pending.blocks)
+        ]
+        if not (infos or gauges or blocks or self._gone):
+            return None
+        return Delta(
+            cursor=Cursor(self._boot, self._epoch, self._seq + 1),
+            gone=tuple(self._gone),
+            engines=tuple(infos),
+            blocks=tuple(blocks),
+            gauges=tuple(gauges),
+        )
+
+
+def _block_changes(engine: str, changes: BlockChanges) -> Iterator[BlockChange]:
+    if changes.cleared:
+        yield BlockChange(engine=engine, cleared=True)
+    for tier, keys in changes.tiers.items():
+        if keys:
+            yield BlockChange(
+                engine=engine,
+                tier=tier,
+                removed=pack_keys([key for key, present in keys.items() if not present]),
+                added=pack_keys([key for key, present in keys.items() if present]),
+            )

@@ -1,0 +1,229 @@
+"""Watching one engine: who it is, how it does, what it holds, until cancelled."""
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import structlog
+import zmq.asyncio
+
+from nearkv.agent.discovering import EngineSpec
+from nearkv.agent.engine_metrics import EngineReading, RankReading
+from nearkv.agent.engine_tracking import EngineIdentity, EngineTracker
+from nearkv.agent.errors import EngineProbeError
+from nearkv.agent.node_state import NodeState
+from nearkv.agent.probing import EngineProbe, ModelCard
+from nearkv.agent.subscribing import EventSource, EventSubscription, Notifications
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchLimits:
+    """Timing and bounds of watching an engine."""
+
+    scrape_interval_seconds: float
+    table_limit_bytes: int
+    secret: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """What an engine says of itself; another answer means another engine."""
+
+    cards: list[ModelCard]
+    version: str | None
+    sources: Mapping[int, EventSource]
+
+
+class EngineWatch:
+    """Probes an engine, then scrapes it and follows the events of each of its ranks."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        probe: EngineProbe,
+        state: NodeState,
+        *,
+        node: str,
+        context: zmq.asyncio.Context,
+        limits: WatchLimits,
+    ) -> None:
+        self._spec = spec
+        self._probe = probe
+        self._state = state
+        self._node = node
+        self._context = context
+        self._limits = limits
+        self._trackers: dict[int, EngineTracker] = {}
+        self._subscriptions: dict[int, EventSubscription] = {}
+        self._probe_now = asyncio.Event()
+        self._log = log.bind(engine=spec.id, url=spec.url)
+
+    async def run(self) -> None:
+        """Watch until cancelled; an engine that does not answer is asked again for ever.
+
+        An engine that comes back as something else (another model, version or event port)
+        is watched anew from the start.
+        """
+        while True:
+            try:
+                identity = await self._until_identified()
+                self._start_tracking(identity)
+                await self._follow(identity)
+            finally:
+                self._stop_tracking()
+
+    async def _until_identified(self) -> _Identity:
+        while True:
+            try:
+                identity = await self._identify()
+            except EngineProbeError as error:
+                if self._spec.id not in self._state.problems:
+                    self._log.warning("engine_not_answering", error=str(error))
+                self._state.problems[self._spec.id] = f"{self._spec.url} does not answer: {error}"
+                await self._pause()
+            else:
+                self._state.problems.pop(self._spec.id, None)
+                return identity
+
+    async def _identify(self) -> _Identity:
+        return _Identity(
+            cards=await self._probe.models(),
+            version=await self._probe.version(),
+            sources=self._spec.event_sources() or await self._probe.event_sources() or {},
+        )
+
+    async def _follow(self, identity: _Identity) -> None:
+        """Follow events and scrapes until the engine turns out to be another one."""
+        async with asyncio.TaskGroup() as tasks:
+            subscribed = [
+                tasks.create_task(subscription.run())
+                for subscription in self._subscriptions.values()
+            ]
+            await self._scrape_while(identity)
+            for task in subscribed:
+                task.cancel()
+
+    def _start_tracking(self, known: _Identity) -> None:
+        cards, version, sources = known.cards, known.version, known.sources
+        ranks = sorted(sources) or list(range(self._spec.dp_size))
+        for rank in ranks:
+            identity = describe_engine(
+                self._spec, cards, version, node=self._node, dp_rank=rank, ranks=len(ranks)
+            )
+            tracker = EngineTracker(
+                identity,
+                self._state.log,
+                secret=self._limits.secret,
+                table_limit_bytes=self._limits.table_limit_bytes,
+            )
+            self._trackers[rank] = tracker
+            self._state.add(tracker)
+            if rank in sources:
+                self._subscriptions[rank] = EventSubscription(
+                    sources[rank],
+                    tracker,
+                    context=self._context,
+                    notify=Notifications(
+                        now=self._state.now,
+                        changed=self._state.changed,
+                        suspect=self._probe_now.set,
+                    ),
+                )
+        self._log.info(
+            "engine_found", ranks=len(ranks), version=version, events=bool(self._subscriptions)
+        )
+
+    def _stop_tracking(self) -> None:
+        for tracker in self._trackers.values():
+            self._state.drop(tracker.identity.id)
+        self._trackers.clear()
+        self._subscriptions.clear()
+        self._state.problems.pop(self._spec.id, None)
+
+    async def _scrape_while(self, identity: _Identity) -> None:
+        """Scrape until a restarted engine turns out to be another one."""
+        while True:
+            try:
+                if self._take_reading(await self._probe.reading()):
+                    found = await self._identify()
+                    if found != identity:
+                        self._log.info("engine_replaced", version=found.version)
+                        return
+            except EngineProbeError as error:
+                self._log.debug("scrape_failed", error=str(error))
+                self._state.problems[self._spec.id] = str(error)
+                for tracker in self._trackers.values():
+                    tracker.on_unreachable()
+            else:
+                self._state.problems.pop(self._spec.id, None)
+            self._state.changed()
+            await self._pause()
+
+    def _take_reading(self, reading: EngineReading) -> bool:
+        """Hand a scrape to the trackers; True when it shows a new process."""
+        single = len(self._trackers) == 1
+        any_restarted = False
+        for rank, tracker in self._trackers.items():
+            restarted = tracker.on_reading(
+                rank_reading(reading.ranks, rank, single=single),
+                start_time_seconds=reading.start_time_seconds,
+                boot=self._state.boot,
+                now=self._state.now(),
+            )
+            if restarted:
+                any_restarted = True
+                self._log.info("engine_restarted", incarnation=tracker.incarnation)
+                if rank in self._subscriptions:
+                    self._subscriptions[rank].request_replay()
+        return any_restarted
+
+    async def _pause(self) -> None:
+        """Wait for the next scrape, or until the event stream hints at trouble."""
+        jitter = random.uniform(0.9, 1.1)  # noqa: S311 (spreads load, guards nothing)
+        try:
+            async with asyncio.timeout(self._limits.scrape_interval_seconds * jitter):
+                await self._probe_now.wait()
+        except TimeoutError:
+            return
+        self._probe_now.clear()
+        # The hint came with a connection that just broke: give the port a moment to close.
+        await asyncio.sleep(min(0.05, self._limits.scrape_interval_seconds))
+
+
+def rank_reading(readings: Mapping[str, RankReading], rank: int, *, single: bool) -> RankReading:
+    """Return the reading of a rank; an engine with one rank may label it anyhow."""
+    if str(rank) in readings:
+        return readings[str(rank)]
+    return next(iter(readings.values())) if single and len(readings) == 1 else RankReading()
+
+
+def describe_engine(
+    spec: EngineSpec,
+    cards: Iterable[ModelCard],
+    version: str | None,
+    *,
+    node: str,
+    dp_rank: int,
+    ranks: int,
+) -> EngineIdentity:
+    """Put together what configuration and engine say; the configuration wins."""
+    bases = [card for card in cards if card.parent is None]
+    model = bases[0].id if bases else ""
+    return EngineIdentity(
+        id=spec.rank_id(dp_rank, ranks),
+        url=spec.url,
+        node=node,
+        model=model,
+        models=tuple(card.id for card in bases),
+        adapters=tuple(card.id for card in cards if card.parent is not None),
+        role=spec.role,
+        group=spec.group or model,
+        key_model=spec.key_model or model,
+        max_model_len=bases[0].max_model_len if bases else None,
+        engine_version=version,
+        dp_rank=dp_rank if ranks > 1 else None,
+        kv_bytes_per_token=spec.kv_bytes_per_token,
+    )

@@ -1,0 +1,1 @@
+"""The state that agents serve and ingresses and extenders follow: types and codec."""
