@@ -1,0 +1,206 @@
+"""Putting the ingress together: settings in, a running application out."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import structlog
+from aiohttp import web
+
+from nearkv.freshness import FreshnessLimits
+from nearkv.health import Readiness, add_health_routes, create_registry
+from nearkv.ingress.api import OwnApi
+from nearkv.ingress.candidates import CandidateBuilder
+from nearkv.ingress.fleet import Fleet
+from nearkv.ingress.following import AgentFollower, FollowLimits
+from nearkv.ingress.forwarding import Forwarder
+from nearkv.ingress.generating import GenerateHandler
+from nearkv.ingress.hints import PrefixHints
+from nearkv.ingress.knowledge import Knowledge
+from nearkv.ingress.ledger import Ledger
+from nearkv.ingress.metrics import FleetCollector, IngressMetrics
+from nearkv.ingress.parity import ParityCheck
+from nearkv.ingress.prefix_index import PrefixIndex
+from nearkv.ingress.settings import IngressSettings
+from nearkv.ingress.suspects import Suspects
+from nearkv.ingress.tokens.engine_tokenizer import EngineTokenizer
+from nearkv.ingress.tokens.local_tokenizer import LocalTokenizer
+from nearkv.ingress.tokens.service import TokenService
+from nearkv.serving import require_bearer_token
+
+READINESS = web.AppKey("readiness", Readiness)
+KNOWLEDGE = web.AppKey("knowledge", Knowledge)
+
+_CHECK_SYNC = "agents_synced"
+_HOUSEKEEPING_SECONDS = 5.0
+_SYNC_POLL_SECONDS = 0.05
+
+log = structlog.get_logger(__name__)
+
+
+async def build_app(settings: IngressSettings) -> web.Application:
+    """Build the ingress's application; agents are followed while it runs.
+
+    Raises ``IngressError`` when a local tokenizer cannot be loaded.
+    """
+    local = {
+        model: LocalTokenizer.load(Path(folder))
+        for model, folder in settings.tokenization.local.items()
+    }
+    session = _open_session(settings)
+    knowledge = _gather_knowledge(settings, session, local)
+    registry = create_registry("ingress")
+    metrics = IngressMetrics(registry)
+    registry.register(FleetCollector(knowledge.fleet, knowledge.ledger))
+    readiness = Readiness(_CHECK_SYNC)
+    limits = FreshnessLimits(settings.freshness.fresh_seconds, settings.freshness.aged_seconds)
+    generate = GenerateHandler(
+        settings,
+        knowledge,
+        Forwarder(session, settings.deadlines),
+        metrics,
+        candidates=CandidateBuilder(knowledge.ledger, knowledge.parity, knowledge.suspects, limits),
+        now=time.monotonic,
+    )
+    app = web.Application(client_max_size=settings.limits.max_body_bytes)
+    app[READINESS] = readiness
+    app[KNOWLEDGE] = knowledge
+    add_health_routes(app, readiness, registry=registry)
+    own = OwnApi(settings, knowledge, readiness, now=time.monotonic)
+    app.router.add_get("/v1/models", own.models)
+    app.add_subapp("/v1/status", _admin(settings, own))
+    app.router.add_route("*", "/v1/{tail:.*}", generate.handle)
+    app.cleanup_ctx.append(_background(settings, knowledge, metrics, readiness, session))
+    return app
+
+
+def _admin(settings: IngressSettings, own: OwnApi) -> web.Application:
+    """Return the admin paths, behind their own token where one is set."""
+    admin = web.Application(middlewares=[require_bearer_token(settings.admin_token)])
+    admin.router.add_get("", own.status)
+    return admin
+
+
+def _open_session(settings: IngressSettings) -> aiohttp.ClientSession:
+    """Open the connection pool for engines and agents.
+
+    No limit on connections: the ledger bounds requests. Answers are not decompressed, since
+    they are passed on as they are.
+    """
+    connector = aiohttp.TCPConnector(
+        limit=0, keepalive_timeout=settings.deadlines.engine_keepalive_seconds
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent", "Content-Type", "Accept", "Accept-Encoding"),
+        read_bufsize=1 << 18,
+    )
+
+
+def _gather_knowledge(
+    settings: IngressSettings,
+    session: aiohttp.ClientSession,
+    local: dict[str, LocalTokenizer],
+) -> Knowledge:
+    fleet = Fleet(PrefixIndex(limit_bytes=settings.limits.index_bytes))
+    for engine in settings.engines:
+        fleet.add_static_engine(engine.id, engine.url.rstrip("/"))
+    api_key = settings.engine_api_key
+    tokens = TokenService(
+        EngineTokenizer(
+            session,
+            timeout_seconds=settings.deadlines.tokenize_seconds,
+            api_key=api_key.get_secret_value() if api_key else None,
+        ),
+        local,
+        order=settings.tokenization.order,
+        memo_bytes=settings.limits.token_memo_bytes,
+    )
+    return Knowledge(
+        fleet=fleet,
+        tokens=tokens,
+        hints=PrefixHints(limit_bytes=settings.limits.hint_bytes),
+        ledger=Ledger(),
+        parity=ParityCheck(),
+        suspects=Suspects(),
+    )
+
+
+def _background(
+    settings: IngressSettings,
+    knowledge: Knowledge,
+    metrics: IngressMetrics,
+    readiness: Readiness,
+    session: aiohttp.ClientSession,
+) -> Any:  # noqa: ANN401 (aiohttp's cleanup context type is private)
+    async def run(_app: web.Application) -> AsyncIterator[None]:
+        token = settings.agent_token.get_secret_value() if settings.agent_token else None
+        followers = [
+            AgentFollower(
+                url,
+                knowledge.fleet,
+                session,
+                now=time.monotonic,
+                count_error=lambda reason: metrics.stream_errors.labels(reason).inc(),
+                limits=FollowLimits(
+                    token=token,
+                    connect_seconds=settings.deadlines.connect_seconds,
+                    silence_seconds=settings.deadlines.agent_silence_seconds,
+                ),
+            )
+            for url in settings.agents
+        ]
+        jobs: list[Coroutine[Any, Any, None]] = [
+            *(follower.run() for follower in followers),
+            _keep_house(knowledge),
+            _report_sync(knowledge.fleet, readiness, settings.deadlines.sync_seconds),
+        ]
+        tasks = [asyncio.create_task(_guard(job, readiness)) for job in jobs]
+        yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        knowledge.tokens.close()
+        await session.close()
+
+    return run
+
+
+async def _guard(job: Coroutine[Any, Any, None], readiness: Readiness) -> None:
+    """Let a defect in a background task be seen, instead of ending in silence."""
+    try:
+        await job
+    except Exception as error:
+        log.exception("background_task_failed")
+        readiness.set("background", ok=False, why=f"a task failed: {error!r}")
+
+
+async def _keep_house(knowledge: Knowledge) -> None:
+    """Sweep the index in slices, and drop what was learnt of engines long gone."""
+    while True:
+        await asyncio.sleep(_HOUSEKEEPING_SECONDS)
+        for _ in knowledge.fleet.index.sweep():
+            await asyncio.sleep(0)
+        knowledge.forget_the_gone()
+
+
+async def _report_sync(fleet: Fleet, readiness: Readiness, longest_seconds: float) -> None:
+    """Become ready once every agent's snapshot is here, or after a while without."""
+    give_up_at = time.monotonic() + longest_seconds
+    while True:
+        missing = [agent.url for agent in fleet.agents.values() if not agent.synced]
+        if not missing:
+            readiness.set(_CHECK_SYNC, ok=True)
+            return
+        if time.monotonic() >= give_up_at:
+            why = f"serving without {len(missing)} of {len(fleet.agents)} agents"
+            readiness.set(_CHECK_SYNC, ok=True, why=why)
+            log.warning("serving_without_agents", missing=missing)
+            return
+        readiness.set(_CHECK_SYNC, ok=False, why=f"waiting for {', '.join(missing)}")
+        await asyncio.sleep(_SYNC_POLL_SECONDS)

@@ -1,0 +1,92 @@
+"""Errors of the ingress, each with the answer a client gets.
+
+IngressError
+├── RequestError          the client's fault: 4xx
+├── NoRoomError           no engine may take the request now: 429 with Retry-After
+├── NoEngineError         no engine can be reached: 503
+└── TokenizationError     an engine's tokenization did not come; routing goes on without
+"""
+
+from nearkv.errors import NearkvError
+
+
+class IngressError(NearkvError):
+    """Base of everything the ingress raises."""
+
+    status = 500
+    kind = "InternalServerError"
+    reason = "internal_error"
+
+
+class RequestError(IngressError):
+    """The request cannot be served as it is."""
+
+    status = 400
+    kind = "BadRequestError"
+    reason = "bad_request"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnknownModelError(RequestError):
+    """No engine serves the model asked for."""
+
+    status = 404
+    kind = "NotFoundError"
+    reason = "unknown_model"
+
+
+class BodyTooLargeError(RequestError):
+    """The body is over the limit."""
+
+    status = 413
+    kind = "RequestTooLargeError"
+    reason = "body_too_large"
+
+
+class NoRoomError(IngressError):
+    """Every engine that could serve is below its free-KV threshold."""
+
+    status = 429
+    kind = "RateLimitError"
+    reason = "no_kv_room"
+
+    def __init__(self, message: str, *, retry_after_seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class NoEngineError(IngressError):
+    """No engine is known, or none could be reached."""
+
+    status = 503
+    kind = "ServiceUnavailableError"
+    reason = "no_engine"
+
+
+class EngineFailedError(IngressError):
+    """Engines were tried and failed before the first byte."""
+
+    status = 502
+    kind = "BadGatewayError"
+    reason = "engine_failed"
+
+
+class EngineTimeoutError(IngressError):
+    """An engine kept silent past a deadline."""
+
+    status = 504
+    kind = "GatewayTimeoutError"
+    reason = "engine_timeout"
+
+
+class TokenizationError(IngressError):
+    """No token ids could be had for a prompt; ``status`` is the engine's answer, if any."""
+
+    reason = "no_tokens"
+
+    def __init__(self, message: str, *, engine_status: int | None = None) -> None:
+        super().__init__(message)
+        self.engine_status = engine_status

@@ -1,0 +1,272 @@
+"""The fleet: every engine that agents speak of, and their blocks in the index (pure).
+
+Frames of agents' streams go in; what each engine is, does and holds comes out, each reading
+with the time it was taken. A lost agent's engines stay, with growing ages: the article's
+"mark unknown, but keep what was known" (8.2).
+
+A new snapshot is built beside the old state in slots of its own and takes over in one step
+at its end, so that there is neither a gap nor a ghost.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from nearkv.block_keys import unpack_keys
+from nearkv.errors import NearkvError
+from nearkv.ingress.prefix_index import PrefixIndex
+from nearkv.state.model import (
+    BlockChange,
+    Blocks,
+    Cursor,
+    Delta,
+    EngineGauges,
+    EngineInfo,
+    EngineState,
+    Frame,
+    Heartbeat,
+    SnapshotBegin,
+    SnapshotEnd,
+)
+
+
+class StreamProtocolError(NearkvError):
+    """An agent's frames contradict each other; the stream must start over."""
+
+
+@dataclass(slots=True)
+class EngineView:
+    """One engine as this replica knows it."""
+
+    info: EngineInfo
+    agent: str
+    gauges: EngineGauges | None = None
+    gauges_at: float | None = None
+    slots: dict[str, int] = field(default_factory=dict)
+
+    def age_seconds(self, now: float) -> float | None:
+        """Return the age of the last reading; ``None`` when there was none."""
+        return None if self.gauges_at is None else now - self.gauges_at
+
+
+@dataclass(slots=True)
+class AgentView:
+    """One agent's stream: where it stands, and the snapshot it is sending, if any."""
+
+    url: str
+    node: str = ""
+    cursor: Cursor | None = None
+    connected: bool = False
+    synced: bool = False
+    heard_at: float | None = None
+    error: str | None = None
+    staging: dict[str, EngineView] | None = None
+
+
+class Fleet:
+    """All agents and engines, by the agents' word."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self.index = index
+        self.agents: dict[str, AgentView] = {}
+        self.engines: dict[str, EngineView] = {}
+        self._engine_of_slot: dict[int, str] = {}
+
+    def add_agent(self, url: str) -> AgentView:
+        """Start knowing an agent."""
+        return self.agents.setdefault(url, AgentView(url))
+
+    def add_static_engine(self, engine: str, url: str) -> None:
+        """Know an engine from the configuration: a fallback until an agent speaks of its URL."""
+        info = EngineInfo(id=engine, incarnation="", url=url, state=EngineState.READY)
+        self.engines[engine] = EngineView(info, agent="")
+
+    def match(self, keys: Sequence[int]) -> dict[str, int]:
+        """Return how many leading blocks of ``keys`` each engine holds."""
+        owners = self._engine_of_slot
+        return {
+            owners[slot]: depth
+            for slot, depth in self.index.match(keys).items()
+            if slot in owners  # a tier's own slot is folded into its engine's
+        }
+
+    # -- Frames ------------------------------------------------------------------------
+
+    def apply(self, url: str, frame: Frame, now: float) -> None:
+        """Apply one frame of an agent's stream; raises :class:`StreamProtocolError`."""
+        agent = self.agents[url]
+        agent.heard_at = now
+        if isinstance(frame, Delta):
+            self._apply_delta(agent, frame, now)
+        elif isinstance(frame, Blocks):
+            self._stage_blocks(agent, frame)
+        elif isinstance(frame, Heartbeat):
+            self._apply_heartbeat(agent, frame, now)
+        elif isinstance(frame, SnapshotBegin):
+            self._begin_snapshot(agent, frame, now)
+        else:
+            self._end_snapshot(agent, frame)
+
+    def connection_lost(self, url: str, error: str) -> None:
+        """Note that an agent's stream broke; what it said so far stays, and ages."""
+        agent = self.agents[url]
+        agent.connected = False
+        agent.error = error
+        self._drop_staging(agent)
+
+    def _begin_snapshot(self, agent: AgentView, frame: SnapshotBegin, now: float) -> None:
+        self._drop_staging(agent)
+        agent.node = frame.node
+        gauges = {reading.id: reading for reading in frame.gauges}
+        agent.staging = {}
+        for info in frame.engines:
+            reading = gauges.get(info.id)
+            agent.staging[info.id] = EngineView(
+                info,
+                agent.url,
+                gauges=reading,
+                gauges_at=None if reading is None else now - reading.age_seconds,
+            )
+
+    def _stage_blocks(self, agent: AgentView, frame: Blocks) -> None:
+        view = (agent.staging or {}).get(frame.engine)
+        if view is None:
+            raise StreamProtocolError(f"blocks of {frame.engine!r} outside its snapshot")
+        slot = view.slots.get(frame.tier)
+        if slot is None:
+            slot = view.slots[frame.tier] = self.index.open_slot()
+        self.index.add(slot, _keys(frame.keys))
+
+    def _end_snapshot(self, agent: AgentView, frame: SnapshotEnd) -> None:
+        staged = agent.staging
+        if staged is None:
+            raise StreamProtocolError("a snapshot ended that never began")
+        agent.staging = None
+        for engine in [e for e, view in self.engines.items() if view.agent == agent.url]:
+            self._drop_engine(engine)
+        for view in staged.values():
+            self._install(view)
+        agent.cursor = frame.cursor
+        agent.synced = True
+        agent.connected = True
+        agent.error = None
+
+    def _apply_heartbeat(self, agent: AgentView, frame: Heartbeat, now: float) -> None:
+        self._check_cursor(agent, frame.cursor, step=0)
+        for engine, age_seconds in frame.ages_seconds.items():
+            view = self.engines.get(engine)
+            if view is not None and view.agent == agent.url and view.gauges is not None:
+                view.gauges_at = now - age_seconds
+
+    def _apply_delta(self, agent: AgentView, frame: Delta, now: float) -> None:
+        self._check_cursor(agent, frame.cursor, step=1)
+        for engine in frame.gone:
+            self._drop_engine(engine, agent.url)
+        for info in frame.engines:
+            self._upsert(agent, info)
+        for change in frame.blocks:
+            self._change_blocks(agent, change)
+        for reading in frame.gauges:
+            view = self.engines.get(reading.id)
+            if view is not None and view.agent == agent.url:
+                view.gauges = reading
+                view.gauges_at = now - reading.age_seconds
+        agent.cursor = frame.cursor
+        agent.connected = True
+
+    @staticmethod
+    def _check_cursor(agent: AgentView, cursor: Cursor, *, step: int) -> None:
+        """Make sure that nothing was missed; a gap means to start over."""
+        known = agent.cursor
+        if known is None or cursor != Cursor(known.boot, known.epoch, known.seq + step):
+            agent.cursor = None
+            raise StreamProtocolError(f"the stream is at {cursor}, expected after {known}")
+
+    # -- Engines -----------------------------------------------------------------------
+
+    def _upsert(self, agent: AgentView, info: EngineInfo) -> None:
+        view = self.engines.get(info.id)
+        if view is None or view.agent != agent.url:
+            self._install(EngineView(info, agent.url))
+            return
+        if view.info.incarnation != info.incarnation:
+            self._close_slots(view)
+            view.gauges = None
+            view.gauges_at = None
+        view.info = info
+
+    def _install(self, view: EngineView) -> None:
+        """Put a view in place of whatever held its id, or its URL without an agent."""
+        self._drop_engine(view.info.id)
+        for engine in [
+            e for e, v in self.engines.items() if not v.agent and v.info.url == view.info.url
+        ]:
+            self._drop_engine(engine)
+        self.engines[view.info.id] = view
+        slots = view.slots
+        view.slots = {}
+        for tier, slot in slots.items():
+            self._adopt_slot(view, tier, slot)
+
+    def _drop_engine(self, engine: str, agent: str | None = None) -> None:
+        view = self.engines.get(engine)
+        if view is None or (agent is not None and view.agent != agent):
+            return
+        self._close_slots(view)
+        del self.engines[engine]
+
+    def _drop_staging(self, agent: AgentView) -> None:
+        for view in (agent.staging or {}).values():
+            for slot in view.slots.values():
+                self.index.close_slot(slot)
+        agent.staging = None
+
+    # -- Blocks ------------------------------------------------------------------------
+
+    def _change_blocks(self, agent: AgentView, change: BlockChange) -> None:
+        view = self.engines.get(change.engine)
+        if view is None or view.agent != agent.url:
+            raise StreamProtocolError(f"blocks of unknown engine {change.engine!r}")
+        if change.cleared:
+            self._close_slots(view)
+        if change.removed and change.tier in view.slots:
+            self.index.remove(view.slots[change.tier], _keys(change.removed))
+        if change.added:
+            self.index.add(self._slot(view, change.tier), _keys(change.added))
+
+    def _slot(self, view: EngineView, tier: str) -> int:
+        slot = view.slots.get(tier)
+        if slot is None:
+            slot = self.index.open_slot()
+            self._adopt_slot(view, tier, slot)
+        return slot
+
+    def _adopt_slot(self, view: EngineView, tier: str, slot: int) -> None:
+        """Activate a slot; the first of an engine is its primary one, whatever its tier."""
+        if view.slots:
+            self.index.link_tier(next(iter(view.slots.values())), slot)
+        else:
+            self._engine_of_slot[slot] = view.info.id
+        view.slots[tier] = slot
+        self.index.activate(slot)
+
+    def _close_slots(self, view: EngineView) -> None:
+        for slot in view.slots.values():
+            self.index.close_slot(slot)
+            self._engine_of_slot.pop(slot, None)
+        view.slots.clear()
+
+
+def _keys(packed: bytes) -> tuple[int, ...]:
+    try:
+        return unpack_keys(packed)
+    except ValueError as error:
+        raise StreamProtocolError(str(error)) from error
+
+
+def models_served(views: Iterable[EngineView]) -> dict[str, list[EngineView]]:
+    """Return the engines by each model name and adapter name that they answer to."""
+    served: dict[str, list[EngineView]] = {}
+    for view in views:
+        for name in (*view.info.models, *view.info.adapters):
+            served.setdefault(name, []).append(view)
+    return served

@@ -1,0 +1,261 @@
+"""Forwarding a request to an engine and its answer to the client.
+
+The body goes through unchanged, both ways, with back-pressure. Nothing is sent to the client
+before the engine's first body byte, so until then another engine can be tried. From then on
+a failure ends the stream with a clear error.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from nearkv.ingress.answers import error_event, is_event_stream
+from nearkv.ingress.errors import EngineFailedError, EngineTimeoutError
+from nearkv.ingress.settings import DeadlineSettings
+
+_WHOLE_BODY_BYTES = 256 << 10
+_TAIL_BYTES = 4096
+_CACHED = re.compile(rb'"cached_tokens":\s*(\d+)')
+_RETRYABLE_STATUSES = frozenset({500, 502, 503, 504})
+
+_HOP_BY_HOP = frozenset(
+    {
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
+        "te", "trailer", "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+
+_NOT_FORWARDED = _HOP_BY_HOP | {
+    "content-encoding",  # the server has decoded the body
+    "content-length",
+    "expect",
+    "host",
+    # Headers that name hosts or ranks steer traffic behind the router: never from clients.
+    "x-data-parallel-rank",
+    "x-data-parallel-host-port",
+    "x-encoder-hosts-ports",
+    "x-gateway-destination-endpoint",
+    "x-gateway-destination-endpoint-subset",
+    "x-kv-cache-source-host-port",
+    "x-prefiller-host-port",
+    "x-prefiller-url",
+}
+_NOT_RETURNED = _HOP_BY_HOP | {"content-length", "server", "date"}
+_OURS = "x-nearkv-"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a request goes."""
+
+    engine: str
+    url: str
+    dp_rank: int | None = None
+
+
+@dataclass(slots=True)
+class Opened:
+    """An engine's answer, begun: its first bytes are here. ``whole`` says that it is all here."""
+
+    response: aiohttp.ClientResponse
+    first: bytes
+    whole: bool
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a forwarded answer ended; ``reported_cached_tokens`` is the engine's own count."""
+
+    reported_cached_tokens: int | None = None
+    error: str | None = None
+
+
+class RetryableFailureError(Exception):
+    """The engine failed before its first byte; another one may do better.
+
+    ``opened`` is its answer, where it gave one that could be passed on instead.
+    """
+
+    def __init__(self, message: str, opened: Opened | None = None) -> None:
+        super().__init__(message)
+        self.opened = opened
+
+
+class Forwarder:
+    """Sends requests to engines over one connection pool."""
+
+    def __init__(self, session: aiohttp.ClientSession, deadlines: DeadlineSettings) -> None:
+        self._session = session
+        self._deadlines = deadlines
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=deadlines.connect_seconds)
+
+    async def open(
+        self, request: web.Request, body: bytes, target: Target, request_id: str
+    ) -> Opened:
+        """Send a request and wait for the first bytes of the answer.
+
+        Raises :class:`RetryableFailureError`, or :class:`EngineTimeoutError` when the engine
+        took the request and kept silent (trying again would double the work).
+        """
+        headers = forwarded_headers(request.headers.items(), request_id, target.dp_rank)
+        url = URL(target.url + request.rel_url.raw_path_qs, encoded=True)
+        seconds = self._deadlines.first_byte_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                opened = await self._send(request.method, url, headers, body)
+        except aiohttp.ServerTimeoutError as error:
+            raise RetryableFailureError(f"connecting took too long: {error}") from error
+        except TimeoutError as error:
+            raise EngineTimeoutError(
+                f"engine {target.engine} sent nothing for {seconds:g} s"
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise RetryableFailureError(f"{type(error).__name__}: {error}") from error
+        if opened.response.status in _RETRYABLE_STATUSES:
+            raise RetryableFailureError(f"status {opened.response.status}", opened)
+        return opened
+
+    async def _send(self, method: str, url: URL, headers: CIMultiDict[str], body: bytes) -> Opened:
+        response = await self._session.request(
+            method,
+            url,
+            data=body or None,
+            headers=headers,
+            timeout=self._timeout,
+            allow_redirects=False,
+        )
+        try:
+            length = response.content_length
+            if length is not None and length <= _WHOLE_BODY_BYTES:
+                return Opened(response, await response.read(), whole=True)
+            first = await response.content.readany()
+            return Opened(response, first, whole=not first)
+        except BaseException:
+            response.close()
+            raise
+
+    async def relay(
+        self,
+        request: web.Request,
+        opened: Opened,
+        headers: dict[str, str],
+        outcome: Outcome,
+        *,
+        first_byte: Callable[[], None],
+    ) -> web.StreamResponse:
+        """Pass an opened answer on to the client; closes it in any case."""
+        try:
+            returned = returned_headers(opened.response.headers.items(), headers)
+            if opened.whole:
+                first_byte()
+                outcome.reported_cached_tokens = reported_cached_tokens(opened.first)
+                return web.Response(
+                    status=opened.response.status, body=opened.first, headers=returned
+                )
+            return await self._stream(request, opened, returned, outcome, first_byte)
+        finally:
+            # A connection that was read to its end is already back in the pool.
+            opened.response.close()
+
+    async def _stream(
+        self,
+        request: web.Request,
+        opened: Opened,
+        headers: CIMultiDict[str],
+        outcome: Outcome,
+        first_byte: Callable[[], None],
+    ) -> web.StreamResponse:
+        answer = web.StreamResponse(status=opened.response.status, headers=headers)
+        if opened.response.content_length is not None:
+            answer.content_length = opened.response.content_length
+        await answer.prepare(request)
+        first_byte()
+        try:
+            tail = await self._copy(opened, answer)
+            outcome.reported_cached_tokens = reported_cached_tokens(tail)
+        except (aiohttp.ClientPayloadError, TimeoutError) as error:
+            timed_out = isinstance(error, TimeoutError)
+            outcome.error = "engine_timeout" if timed_out else "engine_died"
+            await self._end_broken(request, answer, timed_out=timed_out)
+            return answer
+        except ConnectionError:
+            outcome.error = "client_gone"
+            return answer
+        await answer.write_eof()
+        return answer
+
+    async def _copy(self, opened: Opened, answer: web.StreamResponse) -> bytes:
+        """Copy chunks as they come; the deadline runs anew with each of them.
+
+        A client that takes nothing for that long counts as gone too. Returns the last bytes.
+        """
+        loop = asyncio.get_running_loop()
+        idle_seconds = self._deadlines.idle_seconds
+        tail = last = opened.first
+        async with asyncio.timeout(idle_seconds) as deadline:
+            await answer.write(opened.first)
+            async for chunk in opened.response.content.iter_any():
+                deadline.reschedule(loop.time() + idle_seconds)
+                await answer.write(chunk)
+                tail, last = last, chunk
+        return (tail[-_TAIL_BYTES:] + last)[-_TAIL_BYTES:]
+
+    async def _end_broken(
+        self, request: web.Request, answer: web.StreamResponse, *, timed_out: bool
+    ) -> None:
+        """End a stream that broke: an error event where the client reads events.
+
+        Any other body cannot say so; its connection is cut, so that nobody takes a part
+        for the whole.
+        """
+        if is_event_stream(answer.content_type):
+            error = (
+                EngineTimeoutError("the engine stopped sending in the middle of the answer")
+                if timed_out
+                else EngineFailedError("the engine failed in the middle of the answer")
+            )
+            try:
+                async with asyncio.timeout(self._deadlines.connect_seconds):
+                    await answer.write(error_event(error))
+                    await answer.write_eof()
+            except (ConnectionError, TimeoutError):
+                pass
+        elif request.transport is not None:
+            request.transport.close()
+
+
+def forwarded_headers(
+    headers: Iterable[tuple[str, str]], request_id: str, dp_rank: int | None
+) -> CIMultiDict[str]:
+    """Return the client's headers less what is hop-by-hop or names hosts."""
+    kept: CIMultiDict[str] = CIMultiDict()
+    for name, value in headers:
+        lowered = name.lower()
+        if lowered not in _NOT_FORWARDED and not lowered.startswith(_OURS):
+            kept.add(name, value)
+    kept["X-Request-Id"] = request_id
+    if dp_rank is not None:
+        kept["X-data-parallel-rank"] = str(dp_rank)
+    return kept
+
+
+def returned_headers(headers: Iterable[tuple[str, str]], ours: dict[str, str]) -> CIMultiDict[str]:
+    """Return the engine's headers less what is hop-by-hop, and our own."""
+    kept: CIMultiDict[str] = CIMultiDict()
+    for name, value in headers:
+        if name.lower() not in _NOT_RETURNED:
+            kept.add(name, value)
+    kept.update(ours)
+    return kept
+
+
+def reported_cached_tokens(tail: bytes) -> int | None:
+    """Return ``usage.prompt_tokens_details.cached_tokens`` where the answer reports it."""
+    found = _CACHED.findall(tail)
+    return int(found[-1]) if found else None

@@ -1,0 +1,406 @@
+"""Serving ``/v1/*``: read, tokenize, decide, forward, learn.
+
+One request, in order: the body is read and checked, its block keys are found (at most one
+tokenization), the policy decides, the ledger counts, the request is forwarded. A failure
+before the first byte gets one more decision without the engine that failed.
+"""
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+from aiohttp import web
+
+from nearkv.block_keys import KeyNamespace, root_key
+from nearkv.ingress.answers import (
+    ENGINE_HEADER,
+    PREDICTED_HEADER,
+    REASON_HEADER,
+    error_response,
+)
+from nearkv.ingress.candidates import CandidateBuilder, PromptView
+from nearkv.ingress.decisions import DecisionRecord, predicted_tokens, record_candidates
+from nearkv.ingress.errors import (
+    BodyTooLargeError,
+    EngineFailedError,
+    IngressError,
+    NoEngineError,
+    NoRoomError,
+    RequestError,
+    TokenizationError,
+    UnknownModelError,
+)
+from nearkv.ingress.fleet import EngineView
+from nearkv.ingress.forwarding import Forwarder, Opened, Outcome, RetryableFailureError, Target
+from nearkv.ingress.hints import PrefixHint
+from nearkv.ingress.knowledge import Knowledge
+from nearkv.ingress.metrics import IngressMetrics
+from nearkv.ingress.requests import (
+    GenerateRequest,
+    PromptKind,
+    parse_chat,
+    parse_completion,
+    parse_other,
+)
+from nearkv.ingress.routing import Decision, Gate, Policy, decide
+from nearkv.ingress.settings import IngressSettings
+from nearkv.ingress.tokens.engine_tokenizer import EngineRef
+from nearkv.ingress.tokens.memo import PromptKeys
+from nearkv.ingress.tokens.service import KeyScope
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_HINT_HEADERS = ("X-Prompt-Hash", "X-Session-ID")
+_MAX_HINT_LENGTH = 256
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Job:
+    """One request on its way."""
+
+    web_request: web.Request
+    path: str
+    body: bytes
+    parsed: GenerateRequest
+    request_id: str
+    arrived_at: float
+    views: Sequence[EngineView]
+    prompt: PromptKeys | None = None
+    prefix_ids: tuple[str, ...] = ()
+    hint: PrefixHint | None = None
+    tried: set[str] = field(default_factory=set)
+
+
+class GenerateHandler:
+    """Handles every ``/v1/*`` request that an engine has to answer."""
+
+    def __init__(
+        self,
+        settings: IngressSettings,
+        knowledge: Knowledge,
+        forwarder: Forwarder,
+        metrics: IngressMetrics,
+        *,
+        candidates: CandidateBuilder,
+        now: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._know = knowledge
+        self._forwarder = forwarder
+        self._metrics = metrics
+        self._candidates = candidates
+        self._now = now
+        self._gate = Gate(settings.gate.min_free_bytes, settings.gate.min_free_ratio)
+        self._secret = (
+            settings.cluster_secret.get_secret_value().encode() if settings.cluster_secret else b""
+        )
+        self._turn = 0
+        self._roots: dict[tuple[str, str, str], int] = {}
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request; errors become OpenAI's envelope, with a reason header."""
+        arrived_at = time.perf_counter()
+        self._know.totals.requests += 1
+        try:
+            job = await self._accept(request, arrived_at)
+            await self._find_keys(job)
+            return await self._serve(job)
+        except IngressError as error:
+            self._metrics.requests.labels(error.reason, str(error.status)).inc()
+            log.info("refused", path=request.path, reason=error.reason, error=str(error))
+            return error_response(error)
+
+    # -- Accepting ---------------------------------------------------------------------
+
+    async def _accept(self, request: web.Request, arrived_at: float) -> _Job:
+        if self._know.ledger.total_requests >= self._settings.limits.max_in_flight:
+            raise NoRoomError(
+                f"{self._settings.limits.max_in_flight} requests are in flight already",
+                retry_after_seconds=self._settings.gate.retry_after_seconds,
+            )
+        body = await self._read_body(request)
+        parsed = _parse(request, body)
+        given = request.headers.get("X-Request-Id", "")
+        prefix_ids = tuple(
+            f"{name}:{value[:_MAX_HINT_LENGTH]}"
+            for name in _HINT_HEADERS
+            if (value := request.headers.get(name))
+        )
+        return _Job(
+            web_request=request,
+            path=request.path,
+            body=body,
+            parsed=parsed,
+            request_id=given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8),
+            arrived_at=arrived_at,
+            views=self._views_for(parsed.model),
+            prefix_ids=prefix_ids,
+            hint=next(filter(None, map(self._know.hints.get, prefix_ids)), None),
+        )
+
+    async def _read_body(self, request: web.Request) -> bytes:
+        limit = self._settings.limits.max_body_bytes
+        declared = request.content_length
+        if declared is not None and declared > limit:
+            raise BodyTooLargeError(f"the body has {declared} bytes, the limit is {limit}")
+        try:
+            return await request.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            raise BodyTooLargeError(f"the body is over the limit of {limit} bytes") from error
+        except (web.RequestPayloadError, ConnectionError) as error:
+            raise RequestError(f"the body did not arrive whole: {error}") from error
+
+    def _views_for(self, model: str | None) -> list[EngineView]:
+        """Return the engines that answer to a model name; raises for a name nobody knows."""
+        engines = list(self._know.fleet.engines.values())
+        if model is None:
+            return engines
+        serving = [v for v in engines if model in v.info.models or model in v.info.adapters]
+        # An engine of which only the address is known may serve any model.
+        serving += [v for v in engines if not v.info.models]
+        if serving or not engines:
+            return serving
+        known = sorted({name for v in engines for name in (*v.info.models, *v.info.adapters)})
+        raise UnknownModelError(
+            f"The model `{model[:200]}` does not exist. Known: {', '.join(known)}.", param="model"
+        )
+
+    # -- Block keys --------------------------------------------------------------------
+
+    async def _find_keys(self, job: _Job) -> None:
+        """Find the prompt's block keys; without any, routing goes on by hint and load."""
+        if job.parsed.kind is PromptKind.NONE or self._settings.policy is not Policy.PREFIX_FIRST:
+            return
+        speaker = self._choose_speaker(job.views)
+        if speaker is None:
+            return
+        try:
+            job.prompt = await self._know.tokens.keys_of(
+                job.parsed,
+                job.body,
+                job.path,
+                scope=self._scope(speaker, job.parsed),
+                engine=EngineRef(speaker.info.id, speaker.info.incarnation, speaker.info.url),
+            )
+        except TokenizationError as error:
+            self._metrics.tokenizations.labels("failed").inc()
+            log.warning("no_tokens", request_id=job.request_id, error=str(error))
+        else:
+            self._metrics.tokenizations.labels(job.prompt.source).inc()
+
+    def _choose_speaker(self, views: Sequence[EngineView]) -> EngineView | None:
+        """Return the engine to ask for tokens: a ready one, the least busy of them."""
+        now = self._now()
+        able = [
+            v
+            for v in views
+            if v.info.block_size is not None
+            and v.info.state == "ready"
+            and not self._know.suspects.is_suspect(v.info.id, v.info.incarnation, now)
+        ]
+        ledger = self._know.ledger
+        return min(
+            able,
+            key=lambda v: (ledger.at(v.info.id, v.info.incarnation).requests, v.info.id),
+            default=None,
+        )
+
+    def _scope(self, view: EngineView, parsed: GenerateRequest) -> KeyScope:
+        info = view.info
+        lora = parsed.model if parsed.model in info.adapters and parsed.model else ""
+        name = (info.key_model, lora, parsed.cache_salt)
+        root = self._roots.get(name)
+        if root is None:
+            if len(self._roots) > 1024:  # noqa: PLR2004 (a bound, nothing more)
+                self._roots.clear()
+            root = self._roots[name] = root_key(KeyNamespace(*name), self._secret)
+        return KeyScope(parsed.model or info.model, root, info.block_size or 0)
+
+    # -- Deciding and forwarding -------------------------------------------------------
+
+    async def _serve(self, job: _Job) -> web.StreamResponse:
+        """Decide and forward, once more on another engine after a failure."""
+        failure: RetryableFailureError | None = None
+        for attempt in range(self._settings.retries + 1):
+            decision, view, predicted = self._decide(job, attempt)
+            if view is None:
+                break
+            if attempt:
+                self._metrics.retries.inc()
+                _discard(failure)
+            try:
+                return await self._dispatch(job, decision, view, predicted)
+            except RetryableFailureError as error:
+                failure = error
+                job.tried.add(view.info.id)
+                self._know.suspects.failed(view.info.id, view.info.incarnation, self._now())
+                log.warning(
+                    "engine_failed",
+                    request_id=job.request_id,
+                    engine=view.info.id,
+                    error=str(error),
+                )
+        return await self._give_up(job, failure)
+
+    def _decide(self, job: _Job, attempt: int) -> tuple[Decision, EngineView | None, int]:
+        prompt = job.prompt
+        keys: Sequence[int] = ()
+        if prompt is not None:
+            keys = prompt.keys
+        elif job.hint is not None:
+            keys = job.hint.keys
+        depths = self._know.fleet.match(keys) if keys else {}
+        token_count = prompt.token_count if prompt is not None else _HINTED_TOKENS
+        candidates = self._candidates.build(
+            job.views, PromptView(token_count, depths, job.hint, job.tried), self._now()
+        )
+        decision = decide(
+            self._settings.policy, candidates, turn=self._next_turn(), gate=self._gate
+        )
+        predicted = predicted_tokens(candidates, decision)
+        record = DecisionRecord(
+            request_id=job.request_id,
+            path=job.path,
+            model=job.parsed.model or "",
+            policy=self._settings.policy.value,
+            engine=decision.engine,
+            reason=decision.reason,
+            rung=decision.rung.value,
+            attempt=attempt,
+            prompt_tokens=prompt.token_count if prompt is not None else None,
+            predicted_cached_tokens=predicted,
+            tokens_from=prompt.source if prompt is not None else "none",
+            candidates=record_candidates(candidates),
+        )
+        log.info("decision", decision=record)
+        self._metrics.decisions.labels(record.policy, record.reason, record.rung).inc()
+        if decision.reason == "no_kv_room":
+            raise NoRoomError(
+                "every engine is below its free KV cache threshold; try again, or scale up",
+                retry_after_seconds=self._settings.gate.retry_after_seconds,
+            )
+        view = next((v for v in job.views if v.info.id == decision.engine), None)
+        return decision, view, predicted
+
+    def _next_turn(self) -> int:
+        self._turn += 1
+        return self._turn
+
+    async def _dispatch(
+        self, job: _Job, decision: Decision, view: EngineView, predicted: int
+    ) -> web.StreamResponse:
+        info = view.info
+        tokens = job.prompt.token_count if job.prompt is not None else 0
+        entry = self._know.ledger.open(info.id, info.incarnation, tokens)
+        self._metrics.routing_seconds.observe(time.perf_counter() - job.arrived_at)
+        try:
+            target = Target(info.id, info.url, info.dp_rank)
+            opened = await self._forwarder.open(job.web_request, job.body, target, job.request_id)
+            self._know.suspects.succeeded(info.id, info.incarnation)
+            self._learn(job, view, predicted)
+            return await self._relay(job, decision, view, opened, predicted)
+        finally:
+            self._know.ledger.close(entry)
+
+    async def _relay(
+        self,
+        job: _Job,
+        decision: Decision,
+        view: EngineView,
+        opened: Opened,
+        predicted: int,
+    ) -> web.StreamResponse:
+        headers = {
+            ENGINE_HEADER: view.info.id,
+            REASON_HEADER: decision.reason,
+            "X-Request-Id": job.request_id,
+        }
+        if job.prompt is not None:
+            headers[PREDICTED_HEADER] = str(predicted)
+        outcome = Outcome()
+        first_byte = self._metrics.first_byte_seconds.labels(decision.reason)
+        answer = await self._forwarder.relay(
+            job.web_request,
+            opened,
+            headers,
+            outcome,
+            first_byte=lambda: first_byte.observe(time.perf_counter() - job.arrived_at),
+        )
+        self._metrics.requests.labels(decision.reason, str(opened.response.status)).inc()
+        if outcome.error is not None:
+            self._metrics.broken_streams.labels(outcome.error).inc()
+            log.warning(
+                "stream_broken",
+                request_id=job.request_id,
+                engine=view.info.id,
+                cause=outcome.error,
+            )
+        self._check_parity(job, view, predicted, outcome)
+        return answer
+
+    async def _give_up(
+        self, job: _Job, failure: RetryableFailureError | None
+    ) -> web.StreamResponse:
+        """Pass on the last engine's own error where it gave one, else say what happened."""
+        if failure is None:
+            raise NoEngineError("no engine is known that could serve this request")
+        if failure.opened is None:
+            raise EngineFailedError(f"the engines tried failed before the first byte: {failure}")
+        headers = {
+            ENGINE_HEADER: ",".join(sorted(job.tried)),
+            REASON_HEADER: EngineFailedError.reason,
+        }
+        self._metrics.requests.labels(
+            EngineFailedError.reason, str(failure.opened.response.status)
+        ).inc()
+        return await self._forwarder.relay(
+            job.web_request, failure.opened, headers, Outcome(), first_byte=lambda: None
+        )
+
+    # -- Learning ----------------------------------------------------------------------
+
+    def _learn(self, job: _Job, view: EngineView, predicted: int) -> None:
+        if job.prompt is not None:
+            self._metrics.prompt_tokens.inc(job.prompt.token_count)
+            self._metrics.predicted_tokens.inc(predicted)
+            self._know.totals.prompt_tokens += job.prompt.token_count
+            self._know.totals.predicted_tokens += predicted
+        keys = job.prompt.keys if job.prompt is not None else ()
+        for prefix_id in job.prefix_ids:
+            self._know.hints.learn(prefix_id, PrefixHint(keys, view.info.id, view.info.incarnation))
+
+    def _check_parity(self, job: _Job, view: EngineView, predicted: int, outcome: Outcome) -> None:
+        reported = outcome.reported_cached_tokens
+        if reported is None or job.prompt is None:
+            return
+        self._metrics.parity.labels("equal" if reported == predicted else "different").inc()
+        info = view.info
+        changed = self._know.parity.observe(
+            info.id, info.incarnation, predicted=predicted, reported=reported
+        )
+        if changed:
+            mode = self._know.parity.mode(info.id, info.incarnation)
+            log.warning("parity_mode_changed", engine=info.id, mode=mode.value)
+
+
+_HINTED_TOKENS = 1 << 31
+"""Stands for the unknown length of a prompt routed by a hint's keys: all of them may match."""
+
+
+def _parse(request: web.Request, body: bytes) -> GenerateRequest:
+    if request.method != "POST":
+        return GenerateRequest(model=None, kind=PromptKind.NONE)
+    if request.path == "/v1/completions":
+        return parse_completion(body)
+    if request.path == "/v1/chat/completions":
+        return parse_chat(body)
+    return parse_other(body, request.content_type)
+
+
+def _discard(failure: RetryableFailureError | None) -> None:
+    if failure is not None and failure.opened is not None:
+        failure.opened.response.close()

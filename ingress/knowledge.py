@@ -1,0 +1,39 @@
+"""What a replica knows, shared by all its requests."""
+
+from dataclasses import dataclass, field
+
+from nearkv.ingress.fleet import Fleet
+from nearkv.ingress.hints import PrefixHints
+from nearkv.ingress.ledger import Ledger
+from nearkv.ingress.parity import ParityCheck
+from nearkv.ingress.suspects import Suspects
+from nearkv.ingress.tokens.service import TokenService
+
+
+@dataclass(slots=True)
+class Totals:
+    """Running totals since the start, for the status."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    predicted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """Collaborators that requests share."""
+
+    fleet: Fleet
+    tokens: TokenService
+    hints: PrefixHints
+    ledger: Ledger
+    parity: ParityCheck
+    suspects: Suspects
+    totals: Totals = field(default_factory=Totals)
+
+    def forget_the_gone(self) -> None:
+        """Drop what was learnt of engines and incarnations that no longer exist."""
+        known = {(v.info.id, v.info.incarnation) for v in self.fleet.engines.values()}
+        self.parity.forget(known)
+        self.suspects.forget(known)
+        self.tokens.forget(known)

@@ -1,0 +1,58 @@
+"""The in-flight ledger: what this replica has sent and not yet seen end (pure).
+
+Counted before dispatch, so that a burst spreads before any scrape can show it, and keyed by
+the engine's incarnation: when an engine is replaced, what was in flight there is gone.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """What is in flight at one engine."""
+
+    requests: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """One dispatched request."""
+
+    engine: str
+    incarnation: str
+    tokens: int
+
+
+_NOTHING = InFlight()
+
+
+class Ledger:
+    """Counts requests and prompt tokens in flight by engine and incarnation."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[str, str], InFlight] = {}
+
+    def open(self, engine: str, incarnation: str, tokens: int) -> LedgerEntry:
+        """Count a request before it is dispatched."""
+        held = self._of.get((engine, incarnation), _NOTHING)
+        self._of[engine, incarnation] = InFlight(held.requests + 1, held.tokens + tokens)
+        return LedgerEntry(engine, incarnation, tokens)
+
+    def close(self, entry: LedgerEntry) -> None:
+        """Take a request off again; once per entry."""
+        key = (entry.engine, entry.incarnation)
+        held = self._of[key]
+        if held.requests == 1:
+            del self._of[key]
+        else:
+            self._of[key] = InFlight(held.requests - 1, held.tokens - entry.tokens)
+
+    def at(self, engine: str, incarnation: str) -> InFlight:
+        """Return what is in flight at an engine's present incarnation."""
+        return self._of.get((engine, incarnation), _NOTHING)
+
+    @property
+    def total_requests(self) -> int:
+        """Requests in flight everywhere."""
+        return sum(held.requests for held in self._of.values())

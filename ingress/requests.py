@@ -1,0 +1,153 @@
+"""Reading what routing needs from a request body (pure).
+
+Only the fields that routing acts on are checked here; the engine sees the client's bytes
+unchanged and judges the rest. Errors name the field, as the engine's own do.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from xxhash import xxh3_128_digest
+
+from nearkv.ingress.errors import RequestError
+
+_IRRELEVANT_TO_TOKENS = frozenset(
+    {
+        "best_of", "cache_salt", "echo", "frequency_penalty", "ignore_eos", "kv_transfer_params",
+        "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "metadata", "min_p",
+        "min_tokens", "n", "parallel_tool_calls", "presence_penalty", "priority",
+        "repetition_penalty", "request_id", "response_format", "seed", "service_tier",
+        "session_id", "stop", "stop_token_ids", "store", "stream", "stream_options",
+        "temperature", "top_k", "top_logprobs", "top_p", "user",
+    }
+)  # fmt: skip
+"""Fields that change nothing about the prompt's tokens. An unknown field may, so it counts."""
+
+_PLAIN_PROMPT_FIELDS = frozenset({"model", "prompt"})
+
+
+class PromptKind(StrEnum):
+    """How a prompt reaches the engine."""
+
+    TEXT = "text"
+    TOKENS = "tokens"
+    CHAT = "chat"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """What routing knows of a request before tokens.
+
+    ``digest`` is equal for equal prompts of equal templates, whatever else differs.
+    ``plain`` says that the prompt text alone determines the tokens.
+    """
+
+    model: str | None
+    kind: PromptKind
+    stream: bool = False
+    cache_salt: str = ""
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    digest: bytes = b""
+    plain: bool = False
+
+
+class _Completion(msgspec.Struct):
+    model: str | None = None
+    prompt: str | list[Any] | None = None
+    stream: bool | None = None
+    cache_salt: str | None = None
+
+
+class _Chat(msgspec.Struct):
+    messages: msgspec.Raw
+    model: str | None = None
+    stream: bool | None = None
+    cache_salt: str | None = None
+
+
+class _Any(msgspec.Struct):
+    model: str | None = None
+    stream: bool | None = None
+
+
+_completion = msgspec.json.Decoder(_Completion)
+_chat = msgspec.json.Decoder(_Chat)
+_any = msgspec.json.Decoder(_Any)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def parse_completion(body: bytes) -> GenerateRequest:
+    """Parse a ``/v1/completions`` body; raises :class:`RequestError`."""
+    parsed = _decode(_completion, body)
+    prompt = parsed.prompt
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        # Several prompts in one request: the first one decides where all of them go.
+        prompt = prompt[0]
+    common = {
+        "model": parsed.model,
+        "stream": bool(parsed.stream),
+        "cache_salt": parsed.cache_salt or "",
+    }
+    if isinstance(prompt, str):
+        digest, plain = _digest(body, _PLAIN_PROMPT_FIELDS)
+        return GenerateRequest(
+            kind=PromptKind.TEXT, text=prompt, digest=digest, plain=plain, **common
+        )
+    if isinstance(prompt, list) and prompt:
+        if not all(isinstance(token, int) and 0 <= token < 1 << 32 for token in prompt):
+            raise RequestError(
+                "prompt: expected text, a list of token ids, or a list of either", param="prompt"
+            )
+        return GenerateRequest(kind=PromptKind.TOKENS, token_ids=tuple(prompt), **common)
+    return GenerateRequest(kind=PromptKind.NONE, **common)
+
+
+def parse_chat(body: bytes) -> GenerateRequest:
+    """Parse a ``/v1/chat/completions`` body; raises :class:`RequestError`."""
+    parsed = _decode(_chat, body)
+    if not bytes(parsed.messages).startswith(b"["):
+        raise RequestError("messages: expected a list", param="messages")
+    return GenerateRequest(
+        model=parsed.model,
+        kind=PromptKind.CHAT,
+        stream=bool(parsed.stream),
+        cache_salt=parsed.cache_salt or "",
+        digest=_digest(body, frozenset())[0],
+    )
+
+
+def parse_other(body: bytes, content_type: str) -> GenerateRequest:
+    """Read the model from any other JSON body; a body that is not JSON names none."""
+    if not body or "json" not in content_type:
+        return GenerateRequest(model=None, kind=PromptKind.NONE)
+    parsed = _decode(_any, body)
+    return GenerateRequest(model=parsed.model, kind=PromptKind.NONE, stream=bool(parsed.stream))
+
+
+def _digest(body: bytes, plain_fields: frozenset[str]) -> tuple[bytes, bool]:
+    """Digest the fields that may bear on the tokens; tell whether only ``plain_fields`` do."""
+    fields = _fields.decode(body)
+    relevant = sorted(fields.keys() - _IRRELEVANT_TO_TOKENS)
+    plain = plain_fields.issuperset(relevant)
+    parts = b"\x00".join(name.encode() + b"\x01" + bytes(fields[name]) for name in relevant)
+    return xxh3_128_digest(parts), plain
+
+
+def _decode(decoder: Any, body: bytes) -> Any:  # noqa: ANN401 (a decoder gives its own type)
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        raise RequestError(message, param=_param(message)) from error
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from error
+
+
+def _param(message: str) -> str | None:
+    """Take the field out of msgspec's ``... - at `$.field[0]```."""
+    _, at, path = message.rpartition("at `$")
+    return path.rstrip("`").lstrip(".") or None if at else None

@@ -1,0 +1,176 @@
+"""Routing policies (pure): candidates in, decision out.
+
+No clock, no randomness: ages are classified before, and ties go round by ``turn``, a number
+the caller counts up. The freshness ladder is the same for all policies: engines whose state
+is unknown are used only when no other can be, by our own ledger, and round robin when even
+that says nothing. There is an answer while any engine may answer.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nearkv.freshness import Freshness
+
+_FREE_STEPS = 1000
+"""Free shares are compared in thousandths: below that, load decides."""
+
+
+class Policy(StrEnum):
+    """How an engine is chosen."""
+
+    PREFIX_FIRST = "prefix-first"
+    LEAST_LOADED = "least-loaded"
+    ROUND_ROBIN = "round-robin"
+
+
+class Rung(StrEnum):
+    """How good the data behind a decision was (DESIGN section 4, fallback ladder)."""
+
+    FRESH = "fresh"
+    AGED = "aged"
+    LEDGER = "ledger"
+    ROUND_ROBIN = "round_robin"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The free-KV threshold: the smaller of an absolute size and a share of the cache."""
+
+    min_free_bytes: int = 2_000_000_000
+    min_free_ratio: float = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One engine as the router sees it for one request; ``None`` is unknown.
+
+    ``cached_tokens`` is what it should hold of the prompt; ``decay`` and ``trust`` (both
+    0..1) say how far to count on that, for the data's age and for broken promises.
+    ``free_ratio`` is the share of its KV cache free for new requests, less what we have in
+    flight there.
+    """
+
+    engine: str
+    role: str = "both"
+    freshness: Freshness = Freshness.FRESH
+    decay: float = 1.0
+    trust: float = 1.0
+    cached_tokens: int = 0
+    free_ratio: float | None = None
+    total_bytes: int | None = None
+    queue: int | None = None
+    in_flight: int = 0
+    hinted: bool = False
+    avoid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The engine chosen (``None``: none may take it), why, and on what data."""
+
+    engine: str | None
+    reason: str
+    rung: Rung
+
+
+def decide(
+    policy: Policy, candidates: Sequence[Candidate], *, turn: int, gate: Gate = Gate()
+) -> Decision:
+    """Choose an engine for one request.
+
+    ``candidates`` may come in any order. Engines to ``avoid`` (unreachable, draining,
+    failing) are considered only when there are no others.
+    """
+    ordered = sorted(candidates, key=lambda candidate: candidate.engine)
+    usable = [c for c in ordered if not c.avoid] or ordered
+    if not usable:
+        return Decision(None, "no_engine", Rung.ROUND_ROBIN)
+    known = [c for c in usable if c.freshness is not Freshness.UNKNOWN]
+    if policy is Policy.ROUND_ROBIN:
+        return _decision(usable[turn % len(usable)], "round_robin")
+    if not known:
+        return _by_ledger(usable, turn)
+    if policy is Policy.LEAST_LOADED:
+        return _decision(_best(known, _load_order, turn), "least_loaded")
+    return _prefix_first(known, turn, gate)
+
+
+def _prefix_first(known: Sequence[Candidate], turn: int, gate: Gate) -> Decision:
+    """Follow the article (3.2, 7.3): the best holder with room, else the emptiest prefill."""
+    roomy = [c for c in known if has_room(c, gate)]
+    if not roomy:
+        return Decision(None, "no_kv_room", Rung.FRESH)
+    most = max(_trusted_tokens(c) for c in roomy)
+    if most > 0:
+        holders = [c for c in roomy if _trusted_tokens(c) == most]
+        return _decision(_best(holders, _space_order(holders), turn), "prefix_hit")
+    hinted = [c for c in roomy if c.hinted]
+    if hinted:
+        return _decision(_best(hinted, _space_order(hinted), turn), "hint")
+    prefill = [c for c in roomy if c.role != "decode"] or roomy
+    return _decision(_best(prefill, _space_order(prefill), turn), "prefix_miss")
+
+
+def has_room(candidate: Candidate, gate: Gate) -> bool:
+    """Tell whether an engine is above its free-KV threshold; unknown is not zero."""
+    if candidate.free_ratio is None:
+        return True
+    if candidate.total_bytes is None:
+        return candidate.free_ratio >= gate.min_free_ratio
+    threshold = min(gate.min_free_bytes, gate.min_free_ratio * candidate.total_bytes)
+    return candidate.free_ratio * candidate.total_bytes >= threshold
+
+
+def _by_ledger(usable: Sequence[Candidate], turn: int) -> Decision:
+    """Choose without state: fewest requests of our own in flight, else in turn."""
+    loads = {c.in_flight for c in usable}
+    if len(loads) == 1:
+        return Decision(usable[turn % len(usable)].engine, "round_robin", Rung.ROUND_ROBIN)
+    chosen = _best(usable, lambda c: (c.in_flight,), turn)
+    return Decision(chosen.engine, "ledger", Rung.LEDGER)
+
+
+def _trusted_tokens(candidate: Candidate) -> int:
+    """Return what a prediction counts for, in whole tokens."""
+    return int(candidate.cached_tokens * candidate.decay * candidate.trust)
+
+
+def _load_order(candidate: Candidate) -> tuple[int, ...]:
+    """Order by load: the engine's own queue, or ours where that is longer or all we know."""
+    return (max(candidate.queue or 0, candidate.in_flight),)
+
+
+def _space_order(candidates: Sequence[Candidate]) -> Callable[[Candidate], tuple[int, ...]]:
+    """Order by free KV, most first, then by load.
+
+    Free bytes are compared where all sizes are known, free shares otherwise.
+    """
+    sizes = [c.total_bytes for c in candidates if c.total_bytes]
+    largest = max(sizes) if len(sizes) == len(candidates) else 0
+
+    def order(candidate: Candidate) -> tuple[int, ...]:
+        free = candidate.free_ratio or 0.0
+        if largest and candidate.total_bytes:
+            free *= candidate.total_bytes / largest
+        return (-round(free * _FREE_STEPS), *_load_order(candidate))
+
+    return order
+
+
+def _best(
+    candidates: Sequence[Candidate], order: Callable[[Candidate], tuple[int, ...]], turn: int
+) -> Candidate:
+    """Return the first in order; equals take turns."""
+    least = min(map(order, candidates))
+    tied = [c for c in candidates if order(c) == least]
+    return tied[turn % len(tied)]
+
+
+def _decision(candidate: Candidate, reason: str) -> Decision:
+    rung = {
+        Freshness.FRESH: Rung.FRESH,
+        Freshness.AGED: Rung.AGED,
+        Freshness.UNKNOWN: Rung.ROUND_ROBIN,
+    }[candidate.freshness]
+    return Decision(candidate.engine, reason, rung)

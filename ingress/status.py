@@ -1,0 +1,84 @@
+"""What ``GET /v1/status`` says: agents, engines and index as this replica sees them (pure)."""
+
+from typing import Any
+
+from nearkv._version import __version__
+from nearkv.freshness import FreshnessLimits
+from nearkv.ingress.fleet import AgentView, EngineView
+from nearkv.ingress.knowledge import Knowledge
+from nearkv.ingress.settings import IngressSettings
+
+
+def describe_ingress(
+    settings: IngressSettings, knowledge: Knowledge, *, ready: bool, now: float
+) -> dict[str, Any]:
+    """Return the status as plain JSON types; unknown values are null."""
+    fleet = knowledge.fleet
+    limits = FreshnessLimits(settings.freshness.fresh_seconds, settings.freshness.aged_seconds)
+    size = fleet.index.size
+    totals = knowledge.totals
+    return {
+        "component": "ingress",
+        "version": __version__,
+        "policy": settings.policy.value,
+        "ready": ready,
+        "agents": [_describe_agent(agent, knowledge, now) for agent in fleet.agents.values()],
+        "engines": [
+            _describe_engine(view, knowledge, limits, now)
+            for _, view in sorted(fleet.engines.items())
+        ],
+        "index": {
+            "blocks": size.blocks,
+            "bytes": size.estimated_bytes,
+            "bytes_limit": size.limit_bytes,
+            "refused": size.refused,
+        },
+        "requests_total": totals.requests,
+        "hit_ratio": _ratio(totals.predicted_tokens, totals.prompt_tokens),
+    }
+
+
+def _describe_agent(agent: AgentView, knowledge: Knowledge, now: float) -> dict[str, Any]:
+    engines = knowledge.fleet.engines.values()
+    return {
+        "url": agent.url,
+        "node": agent.node,
+        "connected": agent.connected,
+        "synced": agent.synced,
+        "age_seconds": None if agent.heard_at is None else round(now - agent.heard_at, 3),
+        "cursor": None if agent.cursor is None else str(agent.cursor),
+        "engines": sum(view.agent == agent.url for view in engines),
+        "error": agent.error,
+    }
+
+
+def _describe_engine(
+    view: EngineView, knowledge: Knowledge, limits: FreshnessLimits, now: float
+) -> dict[str, Any]:
+    info = view.info
+    gauges = view.gauges
+    age_seconds = view.age_seconds(now)
+    suspect = knowledge.suspects.is_suspect(info.id, info.incarnation, now)
+    return {
+        "id": info.id,
+        "node": info.node,
+        "url": info.url,
+        "model": info.model,
+        "role": info.role,
+        "state": info.state.value,
+        "events": info.events.value,
+        "freshness": limits.classify(age_seconds).value,
+        "age_seconds": None if age_seconds is None else round(age_seconds, 3),
+        "inflight": knowledge.ledger.at(info.id, info.incarnation).requests,
+        "kv_used_ratio": gauges and gauges.kv_used_ratio,
+        "requests_running": gauges and gauges.requests_running,
+        "requests_waiting": gauges and gauges.requests_waiting,
+        "prefix_hits_tokens": gauges and gauges.prefix_hits_tokens,
+        "prefix_queries_tokens": gauges and gauges.prefix_queries_tokens,
+        "mode": knowledge.parity.mode(info.id, info.incarnation).value,
+        "breaker": "open" if suspect else "closed",
+    }
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None

@@ -1,0 +1,254 @@
+"""The token service: a request in, block keys out, with at most one tokenization.
+
+Order: remembered prompt, remembered text prefix (only the tail is tokenized), then one
+question to one engine (``/render``, else ``/tokenize``), then the local tokenizer. A question
+that failed is not asked of another engine: the request is then routed without token keys.
+
+Tokenizing a tail alone relies on the cut rule of ``alignment``. It is used for a model only
+after that model's engine has passed a probe, once, in the background.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from nearkv.block_keys import TOKEN_BYTES, chain_keys, pack_tokens
+from nearkv.ingress.errors import TokenizationError
+from nearkv.ingress.requests import GenerateRequest, PromptKind
+from nearkv.ingress.tokens.alignment import align_tokens, find_cut
+from nearkv.ingress.tokens.engine_tokenizer import EngineRef, EngineTokenizer, Tokenized
+from nearkv.ingress.tokens.local_tokenizer import LocalTokenizer
+from nearkv.ingress.tokens.memo import (
+    STEP_BYTES,
+    KnownPrefix,
+    PrefixMemo,
+    PromptKeys,
+    PromptMemo,
+    TokenizedText,
+    step_hashes,
+)
+
+_PROBE_TEXTS = (
+    "The node 7 agent reads metrics, then moves blocks",
+    "def f(x):\n    return x + 10 if x else None  # why not",
+    "Ünïcode wörds 3 and numbers 12345 stay apart here",
+)
+_LONG_TEXT_BYTES = 2 * STEP_BYTES
+_CHAT_FIELDS = (
+    "messages",
+    "tools",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyScope:
+    """What turns tokens into keys: the namespace's root key and the block size."""
+
+    model: str
+    root: int
+    block_size: int
+
+
+class TokenService:
+    """Turns requests into block keys, remembering what was tokenized."""
+
+    def __init__(
+        self,
+        engines: EngineTokenizer,
+        local: Mapping[str, LocalTokenizer],
+        *,
+        order: tuple[str, ...],
+        memo_bytes: int,
+    ) -> None:
+        self._engines = engines
+        self._local = local
+        self._order = order
+        self._prompts = PromptMemo(limit_bytes=memo_bytes // 2)
+        self._texts = PrefixMemo(limit_bytes=memo_bytes // 2)
+        self._cuttable: dict[str, bool | None] = {}
+        self._probes: set[asyncio.Task[None]] = set()
+
+    @property
+    def memo_bytes(self) -> int:
+        """Estimated memory of what is remembered."""
+        return self._prompts.size_bytes + self._texts.size_bytes
+
+    async def keys_of(
+        self,
+        request: GenerateRequest,
+        body: bytes,
+        path: str,
+        *,
+        scope: KeyScope,
+        engine: EngineRef,
+    ) -> PromptKeys:
+        """Return a request's block keys; raises :class:`TokenizationError`."""
+        if request.kind is PromptKind.TOKENS:
+            packed = pack_tokens(request.token_ids)
+            return _keyed(packed, scope, source="ids")
+        memo_key = b"%d:%d:" % (scope.root, scope.block_size) + request.digest
+        known = self._prompts.get(memo_key)
+        if known is not None:
+            return known
+        if (
+            request.kind is PromptKind.TEXT
+            and request.plain
+            and len(request.text) >= _LONG_TEXT_BYTES
+        ):
+            found = await self._keys_of_text(request.text, scope, engine)
+        else:
+            tokenized, source = await self._tokenize(request, body, path, scope.model, engine)
+            found = _keyed(pack_tokens(tokenized.token_ids), scope, source=source)
+        self._prompts.put(memo_key, PromptKeys(found.token_count, found.keys, "memo"))
+        return found
+
+    def forget(self, known: set[tuple[str, str]]) -> None:
+        """Drop what was learnt of engines and incarnations no longer known."""
+        self._engines.forget(known)
+
+    def close(self) -> None:
+        """Stop background probes."""
+        for task in self._probes:
+            task.cancel()
+
+    # -- Long texts --------------------------------------------------------------------
+
+    async def _keys_of_text(self, text: str, scope: KeyScope, engine: EngineRef) -> PromptKeys:
+        raw = text.encode()
+        steps = step_hashes(hash(scope.model) & 0xFFFFFFFF, raw)
+        prefix = self._texts.find(raw, steps) if self._can_cut(scope.model, engine) else None
+        if prefix is None:
+            tokenized, source = await self._tokenize_spelled(text, scope.model, engine)
+            packed = pack_tokens(tokenized.token_ids)
+            ends = tokenized.token_strs and align_tokens(raw, tokenized.token_strs)
+            found = _keyed(packed, scope, source=source)
+        else:
+            tail = raw[prefix.text_bytes :]
+            tokenized = await self._tokenize_tail(tail.decode(), scope.model, engine)
+            packed = prefix.packed_tokens + pack_tokens(tokenized.token_ids)
+            ends = _extend(prefix, tail, tokenized)
+            found = _keyed(packed, scope, source="prefix", known=prefix)
+        if ends:
+            entry = TokenizedText(raw, packed, ends, scope.root, found.keys, steps)
+            self._texts.put(entry, extends=prefix.entry if prefix else None)
+        return found
+
+    async def _tokenize_spelled(
+        self, text: str, model: str, engine: EngineRef
+    ) -> tuple[Tokenized, str]:
+        """Tokenize a whole text with spelling, which only /tokenize and local can give."""
+        question = {"model": model, "prompt": text}
+        if "tokenize" in self._order and self._engines.offers(engine, "/tokenize"):
+            return await self._engines.tokenize(engine, question, spelled=True), "tokenize"
+        return self._local_tokenizer(model).tokenize_text(text), "local"
+
+    async def _tokenize_tail(self, tail: str, model: str, engine: EngineRef) -> Tokenized:
+        if "tokenize" in self._order and self._engines.offers(engine, "/tokenize"):
+            question = {"model": model, "prompt": tail, "add_special_tokens": False}
+            return await self._engines.tokenize(engine, question, spelled=True)
+        return self._local_tokenizer(model).tokenize_tail(tail)
+
+    def _can_cut(self, model: str, engine: EngineRef) -> bool:
+        """Tell whether the model's tokenizer passed the probe; starts it at first sight."""
+        if model not in self._cuttable:
+            self._cuttable[model] = None
+            task = asyncio.create_task(self._probe_cut(model, engine))
+            self._probes.add(task)
+            task.add_done_callback(self._probes.discard)
+        return self._cuttable[model] is True
+
+    async def _probe_cut(self, model: str, engine: EngineRef) -> None:
+        """Check that texts cut by the rule tokenize to the same tokens as uncut ones."""
+        try:
+            passed = True
+            for text in _PROBE_TEXTS:
+                whole, _ = await self._tokenize_spelled(text, model, engine)
+                passed = passed and await self._cuts_well(text, whole, model, engine)
+        except TokenizationError as error:
+            del self._cuttable[model]
+            log.info("tokenizer_probe_failed", model=model, error=str(error))
+            return
+        self._cuttable[model] = passed
+        log.info("tokenizer_probed", model=model, tail_only=passed)
+
+    async def _cuts_well(self, text: str, whole: Tokenized, model: str, engine: EngineRef) -> bool:
+        raw = text.encode()
+        ends = align_tokens(raw, whole.token_strs or [])
+        cut = ends and find_cut(raw, ends, len(raw))
+        if not ends or not cut:
+            return False
+        tail = await self._tokenize_tail(raw[ends[cut - 1] :].decode(), model, engine)
+        return whole.token_ids == whole.token_ids[:cut] + tail.token_ids
+
+    # -- Whole prompts -----------------------------------------------------------------
+
+    async def _tokenize(
+        self, request: GenerateRequest, body: bytes, path: str, model: str, engine: EngineRef
+    ) -> tuple[Tokenized, str]:
+        """Ask the first source in order that offers an answer."""
+        for source in self._order:
+            if source == "render" and self._engines.offers(engine, f"{path}/render"):
+                try:
+                    return await self._engines.render(engine, path, body), source
+                except TokenizationError:
+                    if self._engines.offers(engine, f"{path}/render"):
+                        raise
+            elif source == "tokenize" and self._engines.offers(engine, "/tokenize"):
+                question = _question(request, body, model)
+                return await self._engines.tokenize(engine, question), source
+            elif source == "local" and model in self._local:
+                return self._tokenize_locally(request, body, model), source
+        raise TokenizationError("no source of token ids is left")
+
+    def _tokenize_locally(self, request: GenerateRequest, body: bytes, model: str) -> Tokenized:
+        tokenizer = self._local_tokenizer(model)
+        if request.kind is PromptKind.CHAT:
+            return tokenizer.tokenize_chat(msgspec.json.decode(body))
+        return tokenizer.tokenize_text(request.text)
+
+    def _local_tokenizer(self, model: str) -> LocalTokenizer:
+        tokenizer = self._local.get(model)
+        if tokenizer is None:
+            raise TokenizationError("no source of token ids is left")
+        return tokenizer
+
+
+def _question(request: GenerateRequest, body: bytes, model: str) -> Mapping[str, object]:
+    """Put the question for /tokenize: the prompt, or what bears on a chat's rendering."""
+    if request.kind is not PromptKind.CHAT:
+        return {"model": model, "prompt": request.text}
+    fields: dict[str, msgspec.Raw] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    return {"model": model} | {name: fields[name] for name in _CHAT_FIELDS if name in fields}
+
+
+def _keyed(
+    packed: bytes, scope: KeyScope, *, source: str, known: KnownPrefix | None = None
+) -> PromptKeys:
+    """Chain the keys of packed tokens, going on from a known prefix's where there is one."""
+    kept: list[int] = []
+    if known is not None and known.entry.root == scope.root:
+        kept = list(known.entry.keys[: known.token_count // scope.block_size])
+    parent = kept[-1] if kept else scope.root
+    rest = packed[len(kept) * scope.block_size * TOKEN_BYTES :]
+    keys = kept + chain_keys(parent, rest, scope.block_size)
+    return PromptKeys(len(packed) // TOKEN_BYTES, keys, source)
+
+
+def _extend(prefix: KnownPrefix, tail: bytes, tokenized: Tokenized) -> array[int] | None:
+    """Return the alignment of known prefix and tail together."""
+    tail_ends = align_tokens(tail, tokenized.token_strs or [])
+    if tail_ends is None:
+        return None
+    ends = prefix.entry.ends[: prefix.token_count]
+    ends.extend(prefix.text_bytes + end for end in tail_ends)
+    return ends
