@@ -78,7 +78,11 @@ class StateLog:
 
     def put_info(self, info: EngineInfo) -> None:
         """Publish what an engine is, if that is news."""
-        if self._infos.get(info.id) != info:
+        known = self._infos.get(info.id)
+        if known != info:
+            if known is not None and known.incarnation != info.incarnation:
+                # Consumers drop the old incarnation's reading; the next one is news.
+                self._gauges.pop(info.id, None)
             self._infos[info.id] = info
             self._of(info.id).info = info
 

@@ -98,7 +98,7 @@ def _free_ratio(view: EngineView, in_flight: InFlight) -> float | None:
     """Return the share of KV free for new requests.
 
     The engine's reading may be older than our last dispatches, so the larger of the two
-    counts of use is taken.
+    counts of use is taken. Whatever an agent sends, the result is within 0..1.
     """
     gauges = view.gauges
     if gauges is None or gauges.kv_used_ratio is None:
@@ -106,4 +106,4 @@ def _free_ratio(view: EngineView, in_flight: InFlight) -> float | None:
     used = gauges.kv_used_ratio
     if gauges.kv_total_tokens:
         used = max(used, in_flight.tokens / gauges.kv_total_tokens)
-    return max(0.0, 1.0 - used)
+    return max(0.0, min(1.0, 1.0 - used))

@@ -165,14 +165,16 @@ class PrefixIndex:
         """
         alive = self._live
         depths: dict[int, int] = {}
+        if not alive:
+            return depths
         get = self._masks.get
-        previous: int | None = None
+        previous: int | None = -1  # equal to no mask, and no missing key
         depth = 0
         end = len(keys)
         chunk = 1
         while depth < end:
-            masks = list(map(get, keys[depth : depth + chunk]))
-            if previous is not None and masks.count(previous) == len(masks):
+            masks: list[int | None] = list(map(get, keys[depth : depth + chunk]))
+            if masks.count(previous) == len(masks):
                 depth += len(masks)
                 continue
             for mask in masks:

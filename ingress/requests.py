@@ -4,6 +4,7 @@ Only the fields that routing acts on are checked here; the engine sees the clien
 unchanged and judges the rest. Errors name the field, as the engine's own do.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -26,6 +27,7 @@ _IRRELEVANT_TO_TOKENS = frozenset(
 """Fields that change nothing about the prompt's tokens. An unknown field may, so it counts."""
 
 _PLAIN_PROMPT_FIELDS = frozenset({"model", "prompt"})
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 class PromptKind(StrEnum):
@@ -93,12 +95,13 @@ def parse_completion(body: bytes) -> GenerateRequest:
         "cache_salt": parsed.cache_salt or "",
     }
     if isinstance(prompt, str):
-        digest, plain = _digest(body, _PLAIN_PROMPT_FIELDS)
+        digest, plain = _digest(body, PromptKind.TEXT)
         return GenerateRequest(
             kind=PromptKind.TEXT, text=prompt, digest=digest, plain=plain, **common
         )
     if isinstance(prompt, list) and prompt:
-        if not all(isinstance(token, int) and 0 <= token < 1 << 32 for token in prompt):
+        # Not isinstance: JSON's true and false are no token ids.
+        if not all(type(token) is int and 0 <= token < 1 << 32 for token in prompt):
             raise RequestError(
                 "prompt: expected text, a list of token ids, or a list of either", param="prompt"
             )
@@ -116,7 +119,7 @@ def parse_chat(body: bytes) -> GenerateRequest:
         kind=PromptKind.CHAT,
         stream=bool(parsed.stream),
         cache_salt=parsed.cache_salt or "",
-        digest=_digest(body, frozenset())[0],
+        digest=_digest(body, PromptKind.CHAT)[0],
     )
 
 
@@ -128,13 +131,19 @@ def parse_other(body: bytes, content_type: str) -> GenerateRequest:
     return GenerateRequest(model=parsed.model, kind=PromptKind.NONE, stream=bool(parsed.stream))
 
 
-def _digest(body: bytes, plain_fields: frozenset[str]) -> tuple[bytes, bool]:
-    """Digest the fields that may bear on the tokens; tell whether only ``plain_fields`` do."""
-    fields = _fields.decode(body)
+def _digest(body: bytes, kind: PromptKind) -> tuple[bytes, bool]:
+    """Digest the fields that may bear on the tokens; tell whether the prompt alone does.
+
+    Names are quoted by their length, so that no name can pass for other fields.
+    """
+    fields = _decode(_fields, body)
     relevant = sorted(fields.keys() - _IRRELEVANT_TO_TOKENS)
-    plain = plain_fields.issuperset(relevant)
-    parts = b"\x00".join(name.encode() + b"\x01" + bytes(fields[name]) for name in relevant)
-    return xxh3_128_digest(parts), plain
+    plain = _PLAIN_PROMPT_FIELDS.issuperset(relevant)
+    parts = [kind.value.encode()]
+    for name in relevant:
+        spelled = name.encode()
+        parts.append(b"%d:%s=%s" % (len(spelled), spelled, bytes(fields[name])))
+    return xxh3_128_digest(b"\x00".join(parts)), plain
 
 
 def _decode(decoder: Any, body: bytes) -> Any:  # noqa: ANN401 (a decoder gives its own type)
@@ -148,6 +157,9 @@ def _decode(decoder: Any, body: bytes) -> Any:  # noqa: ANN401 (a decoder gives 
 
 
 def _param(message: str) -> str | None:
-    """Take the field out of msgspec's ``... - at `$.field[0]```."""
+    """Take the field out of msgspec's ``... - at `$.field[0]``` or ``... required field `f```."""
+    missing = _MISSING.fullmatch(message)
+    if missing is not None:
+        return missing[1]
     _, at, path = message.rpartition("at `$")
     return path.rstrip("`").lstrip(".") or None if at else None

@@ -93,7 +93,11 @@ def decide(
         return _by_ledger(usable, turn)
     if policy is Policy.LEAST_LOADED:
         return _decision(_best(known, _load_order, turn), "least_loaded")
-    return _prefix_first(known, turn, gate)
+    decision = _prefix_first(known, turn, gate)
+    unknown = [c for c in usable if c.freshness is Freshness.UNKNOWN]
+    if decision.engine is None and unknown:
+        return _by_ledger(unknown, turn)
+    return decision
 
 
 def _prefix_first(known: Sequence[Candidate], turn: int, gate: Gate) -> Decision:

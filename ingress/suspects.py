@@ -7,6 +7,9 @@ a suspect is tried all the same.
 
 from dataclasses import dataclass
 
+_MOST_DOUBLINGS = 30
+"""Failures are counted without end; beyond this many the pause is at its longest anyway."""
+
 
 @dataclass(slots=True)
 class _Record:
@@ -26,7 +29,8 @@ class Suspects:
         """Note a failure before the first byte."""
         record = self._of.get((engine, incarnation))
         failures = 1 if record is None else record.failures + 1
-        pause = min(self._cooldown_seconds * 2 ** (failures - 1), self._longest_seconds)
+        doublings = min(failures - 1, _MOST_DOUBLINGS)
+        pause = min(self._cooldown_seconds * 2**doublings, self._longest_seconds)
         self._of[engine, incarnation] = _Record(failures, now + pause)
 
     def succeeded(self, engine: str, incarnation: str) -> None:

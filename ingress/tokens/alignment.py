@@ -32,7 +32,7 @@ _TO_BYTE = _byte_alphabet()
 _SPACE = 0x20
 
 
-def align_tokens(text: bytes, token_strs: Sequence[str]) -> array[int] | None:
+def align_tokens(text: bytes, token_strs: Sequence[str]) -> "array[int] | None":
     """Return the byte offset in ``text`` at which each token ends.
 
     A special token that the tokenizer put in front (``<s>``, say) ends at 0. ``None`` when

@@ -8,7 +8,7 @@ not offer is remembered for that incarnation.
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import aiohttp
 import msgspec
@@ -18,6 +18,7 @@ from nearkv.ingress.errors import TokenizationError
 _NOT_OFFERED = frozenset({403, 404, 405, 501})
 
 T = TypeVar("T")
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,11 @@ class Tokenized:
 
 
 class _Rendered(msgspec.Struct):
-    token_ids: list[int]
+    token_ids: list[TokenId]
 
 
 class _TokenizeAnswer(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[TokenId]
     token_strs: list[str] | None = None
 
 

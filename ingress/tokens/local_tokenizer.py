@@ -7,7 +7,7 @@ predictions wrong without a word; the parity check is there to notice.
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nearkv.ingress.errors import IngressError, TokenizationError
 from nearkv.ingress.tokens.engine_tokenizer import Tokenized
@@ -15,6 +15,11 @@ from nearkv.ingress.tokens.engine_tokenizer import Tokenized
 if TYPE_CHECKING:
     from jinja2 import Template
     from tokenizers import Tokenizer
+
+_NOT_HONOURED = ("chat_template", "continue_final_message", "documents")
+"""Fields that change the rendering in the engine, in ways that are not repeated here."""
+_TEMPLATE_FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
+"""What a template's own expressions raise on messages it was not made for."""
 
 
 class LocalTokenizer:
@@ -62,16 +67,22 @@ class LocalTokenizer:
             raise TokenizationError("no chat template is configured for this model")
         from jinja2 import TemplateError  # noqa: PLC0415 (see load)
 
+        given = [field for field in _NOT_HONOURED if body.get(field)]
+        kwargs = body.get("chat_template_kwargs") or {}
+        if given or not isinstance(kwargs, dict):
+            raise TokenizationError(
+                f"cannot render locally with {', '.join(given) or 'these chat_template_kwargs'}"
+            )
         variables = {
             "add_generation_prompt": body.get("add_generation_prompt", True),
             "tools": body.get("tools"),
             **self._special,
-            **(body.get("chat_template_kwargs") or {}),
+            **kwargs,
             "messages": body["messages"],
         }
         try:
             text = self._template.render(variables)
-        except (TemplateError, TypeError, ValueError) as error:
+        except (TemplateError, *_TEMPLATE_FAILURES) as error:
             raise TokenizationError(f"the chat template failed: {error}") from error
         return Tokenized(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -79,16 +90,39 @@ class LocalTokenizer:
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    config: dict[str, Any] = json.loads(path.read_text())
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise IngressError(f"tokenization.local: cannot read {path}: {error}") from error
+    if not isinstance(config, dict):
+        raise IngressError(f"tokenization.local: {path} does not hold an object")
     return config
 
 
 def _load_template(folder: Path, config: dict[str, Any]) -> "Template | None":
+    from jinja2 import TemplateError  # noqa: PLC0415 (see load)
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 (see load)
 
     path = folder / "chat_template.jinja"
     source = path.read_text() if path.is_file() else config.get("chat_template")
     if not isinstance(source, str):
         return None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(source)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    # Jinja's own filter sorts keys and escapes for HTML; chat templates expect plain JSON.
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    try:
+        return environment.from_string(source)
+    except TemplateError as error:
+        raise IngressError(f"tokenization.local: chat template of {folder}: {error}") from error
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> NoReturn:
+    """Serve the templates' ``raise_exception``, with which they refuse messages."""
+    raise ValueError(message)

@@ -78,8 +78,9 @@ class TokenizedText:
 
     text: bytes
     packed_tokens: bytes
-    ends: array[int]
+    ends: "array[int]"
     root: int
+    block_size: int
     keys: Sequence[int]
     steps: Sequence[int]
 

@@ -104,6 +104,7 @@ class TokenService:
             request.kind is PromptKind.TEXT
             and request.plain
             and len(request.text) >= _LONG_TEXT_BYTES
+            and self._can_spell(scope.model, engine)
         ):
             found = await self._keys_of_text(request.text, scope, engine)
         else:
@@ -139,21 +140,30 @@ class TokenService:
             ends = _extend(prefix, tail, tokenized)
             found = _keyed(packed, scope, source="prefix", known=prefix)
         if ends:
-            entry = TokenizedText(raw, packed, ends, scope.root, found.keys, steps)
+            entry = TokenizedText(
+                raw, packed, ends, scope.root, scope.block_size, found.keys, steps
+            )
             self._texts.put(entry, extends=prefix.entry if prefix else None)
         return found
+
+    def _can_spell(self, model: str, engine: EngineRef) -> bool:
+        """Tell whether a source is left that says how tokens are spelled, as /render does not."""
+        return self._asks_tokenize(engine) or ("local" in self._order and model in self._local)
+
+    def _asks_tokenize(self, engine: EngineRef) -> bool:
+        return "tokenize" in self._order and self._engines.offers(engine, "/tokenize")
 
     async def _tokenize_spelled(
         self, text: str, model: str, engine: EngineRef
     ) -> tuple[Tokenized, str]:
         """Tokenize a whole text with spelling, which only /tokenize and local can give."""
         question = {"model": model, "prompt": text}
-        if "tokenize" in self._order and self._engines.offers(engine, "/tokenize"):
+        if self._asks_tokenize(engine):
             return await self._engines.tokenize(engine, question, spelled=True), "tokenize"
         return self._local_tokenizer(model).tokenize_text(text), "local"
 
     async def _tokenize_tail(self, tail: str, model: str, engine: EngineRef) -> Tokenized:
-        if "tokenize" in self._order and self._engines.offers(engine, "/tokenize"):
+        if self._asks_tokenize(engine):
             question = {"model": model, "prompt": tail, "add_special_tokens": False}
             return await self._engines.tokenize(engine, question, spelled=True)
         return self._local_tokenizer(model).tokenize_tail(tail)
@@ -197,23 +207,31 @@ class TokenService:
     ) -> tuple[Tokenized, str]:
         """Ask the first source in order that offers an answer."""
         for source in self._order:
-            if source == "render" and self._engines.offers(engine, f"{path}/render"):
-                try:
+            if source == "local":
+                if model in self._local:
+                    return self._tokenize_locally(request, body, model), source
+                continue
+            asked = f"{path}/render" if source == "render" else "/tokenize"
+            if not self._engines.offers(engine, asked):
+                continue
+            try:
+                if source == "render":
                     return await self._engines.render(engine, path, body), source
-                except TokenizationError:
-                    if self._engines.offers(engine, f"{path}/render"):
-                        raise
-            elif source == "tokenize" and self._engines.offers(engine, "/tokenize"):
                 question = _question(request, body, model)
                 return await self._engines.tokenize(engine, question), source
-            elif source == "local" and model in self._local:
-                return self._tokenize_locally(request, body, model), source
+            except TokenizationError:
+                if self._engines.offers(engine, asked):
+                    raise  # it failed; where it was declined, the next source is asked
         raise TokenizationError("no source of token ids is left")
 
     def _tokenize_locally(self, request: GenerateRequest, body: bytes, model: str) -> Tokenized:
         tokenizer = self._local_tokenizer(model)
         if request.kind is PromptKind.CHAT:
-            return tokenizer.tokenize_chat(msgspec.json.decode(body))
+            try:
+                chat = msgspec.json.decode(body)
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise TokenizationError(f"the chat cannot be read: {error}") from error
+            return tokenizer.tokenize_chat(chat)
         return tokenizer.tokenize_text(request.text)
 
     def _local_tokenizer(self, model: str) -> LocalTokenizer:
@@ -236,15 +254,17 @@ def _keyed(
 ) -> PromptKeys:
     """Chain the keys of packed tokens, going on from a known prefix's where there is one."""
     kept: list[int] = []
-    if known is not None and known.entry.root == scope.root:
-        kept = list(known.entry.keys[: known.token_count // scope.block_size])
+    if known is not None:
+        entry = known.entry
+        if (entry.root, entry.block_size) == (scope.root, scope.block_size):
+            kept = list(entry.keys[: known.token_count // scope.block_size])
     parent = kept[-1] if kept else scope.root
     rest = packed[len(kept) * scope.block_size * TOKEN_BYTES :]
     keys = kept + chain_keys(parent, rest, scope.block_size)
     return PromptKeys(len(packed) // TOKEN_BYTES, keys, source)
 
 
-def _extend(prefix: KnownPrefix, tail: bytes, tokenized: Tokenized) -> array[int] | None:
+def _extend(prefix: KnownPrefix, tail: bytes, tokenized: Tokenized) -> "array[int] | None":
     """Return the alignment of known prefix and tail together."""
     tail_ends = align_tokens(tail, tokenized.token_strs or [])
     if tail_ends is None:

@@ -1,0 +1,145 @@
+"""Structured logs: JSON lines in pods, coloured lines on a terminal, on standard error.
+
+Modules log with ``structlog.get_logger()``: an event name and named values, never text
+built up front. Only a component's ``__main__`` calls ``configure_logging``. Records of
+the standard library's ``logging`` (aiohttp, asyncio) come out in the same form.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Literal, TextIO, cast
+
+import msgspec
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+"""Names of the levels, for settings."""
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+
+
+def configure_logging(
+    *,
+    component: str,
+    level: LogLevel = "info",
+    json: bool | None = None,
+    stream: TextIO | None = None,
+) -> None:
+    """Route all logs of the process to ``stream`` (standard error unless given).
+
+    ``json`` chooses JSON lines or lines for people; ``None`` means JSON unless the stream
+    is a terminal. Colours follow ``NO_COLOR``. Every event carries a UTC timestamp, the
+    level and ``component``. Raises ``ValueError`` for an unknown level.
+    """
+    if level not in _LEVELS:
+        raise ValueError(f"unknown log level {level!r}; known: {', '.join(_LEVELS)}")
+    target = sys.stderr if stream is None else stream
+    as_json = not target.isatty() if json is None else json
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        _stamp_with(component),
+        *([_render_exception] if as_json else []),
+    ]
+    colours = target.isatty() and not os.environ.get("NO_COLOR")
+    structlog.configure(
+        processors=[*shared, _render_json if as_json else _console(colours=colours)],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=_logger_factory(target, as_json=as_json),
+        cache_logger_on_first_use=True,
+    )
+    _adopt_standard_logging(
+        shared,
+        renderer=_render_json_text if as_json else _console(colours=colours),
+        level=_LEVELS[level],
+        target=target,
+    )
+
+
+def _logger_factory(target: TextIO, *, as_json: bool) -> Callable[..., WrappedLogger]:
+    if as_json and hasattr(target, "buffer"):
+        # Bytes go to the descriptor without being decoded and encoded again.
+        return structlog.BytesLoggerFactory(target.buffer)
+    if as_json:
+        raise ValueError("JSON logs need a stream with a binary buffer")
+    return structlog.WriteLoggerFactory(target)
+
+
+def _adopt_standard_logging(
+    shared: list[Processor], *, renderer: Processor, level: int, target: TextIO
+) -> None:
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *shared,
+                renderer,
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    logging.captureWarnings(capture=True)
+
+
+def _stamp_with(component: str) -> Processor:
+    """Make the one processor that adds what every event carries, in reading order."""
+
+    def stamp(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        return {
+            "timestamp": now.replace("+00:00", "Z"),
+            "level": "error" if method == "exception" else method,
+            "component": component,
+            "event": event.pop("event", ""),
+            **event,
+        }
+
+    return stamp
+
+
+def _render_exception(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    if not event.get("exc_info"):
+        event.pop("exc_info", None)
+        return event
+    return structlog.processors.format_exc_info(logger, method, event)
+
+
+def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> bytes:
+    return _encode(event)
+
+
+def _render_json_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    return _encode(event).decode()
+
+
+def _encode(event: EventDict) -> bytes:
+    try:
+        return _ENCODER.encode(event)
+    except (TypeError, ValueError, OverflowError) as error:
+        # A log call must not fail its caller: keys that are no text, lone surrogates.
+        return _ENCODER.encode({"event": ascii(event), "log_error": str(error)})
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=repr)
+
+
+def _console(*, colours: bool) -> Processor:
+    return cast(
+        "Processor",
+        structlog.dev.ConsoleRenderer(
+            colors=colours, exception_formatter=structlog.dev.plain_traceback
+        ),
+    )

@@ -1,0 +1,237 @@
+"""Serve an aiohttp application until told to stop, and stop with manners.
+
+Shutdown order: readiness turns false, the server keeps answering while requests are in
+flight (at most ``drain_seconds``), then it closes. A second signal closes at once.
+"""
+
+import asyncio
+import hmac
+import signal
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from types import ModuleType
+from typing import Any, TypeVar
+
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+from pydantic import SecretStr
+
+from nearkv.errors import ListenError
+from nearkv.health import HEALTH_PATHS, Readiness
+from nearkv.settings.address import Address
+
+T = TypeVar("T")
+_KEEPALIVE_SECONDS = 75.0
+_CLOSE_SECONDS = 1.0
+_log = structlog.get_logger()
+
+
+class StopRequest:
+    """A wish to stop: the first asks for a drain, the second for an end at once."""
+
+    def __init__(self) -> None:
+        self._drain = asyncio.Event()
+        self._abort = asyncio.Event()
+
+    def request(self) -> None:
+        """Ask for a drain, or, when that was asked for before, for an end at once."""
+        (self._abort if self._drain.is_set() else self._drain).set()
+
+    async def wait_for_drain(self) -> None:
+        """Return at the first request."""
+        await self._drain.wait()
+
+    async def wait_for_abort(self) -> None:
+        """Return at the second request."""
+        await self._abort.wait()
+
+
+class InFlight:
+    """Knows the requests whose handler has not returned, streams included."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def middleware(self) -> Middleware:
+        """Return the middleware that counts; it belongs before all others."""
+
+        @web.middleware
+        async def count_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
+            task = request.task
+            self._tasks.add(task)
+            self._idle.clear()
+            try:
+                return await handler(request)
+            finally:
+                self._tasks.discard(task)
+                if not self._tasks:
+                    self._idle.set()
+
+        return count_requests
+
+    @property
+    def count(self) -> int:
+        """How many requests are in flight."""
+        return len(self._tasks)
+
+    def cancel(self) -> None:
+        """Cancel the handlers of all requests in flight."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait_until_idle(self) -> None:
+        """Return when no request is in flight."""
+        await self._idle.wait()
+
+
+@asynccontextmanager
+async def running(
+    app: web.Application,
+    address: Address,
+    *,
+    keepalive_seconds: float = _KEEPALIVE_SECONDS,
+    close_seconds: float = _CLOSE_SECONDS,
+) -> AsyncIterator[Address]:
+    """Serve ``app`` inside the block; yield the address in use, name and port 0 resolved.
+
+    Handlers are cancelled when their client goes away, so that nobody computes for a
+    closed connection. On exit, handlers still running get ``close_seconds``, then are
+    cancelled. Raises ``ListenError`` when the address cannot be listened on.
+    """
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=keepalive_seconds,
+        shutdown_timeout=close_seconds,
+    )
+    try:
+        await runner.setup()
+        site = web.TCPSite(runner, address.host, address.port, reuse_address=True)
+        await _listen(site, address)
+        host, port, *_ = runner.addresses[0]
+        yield Address(host, port)
+    finally:
+        await runner.cleanup()
+
+
+async def serve(  # noqa: PLR0913 - keyword-only, and only three are required
+    app: web.Application,
+    *,
+    address: Address,
+    readiness: Readiness,
+    drain_seconds: float = 30.0,
+    keepalive_seconds: float = _KEEPALIVE_SECONDS,
+    stop: StopRequest | None = None,
+    on_listening: Callable[[Address], None] | None = None,
+) -> None:
+    """Serve ``app`` until SIGTERM or SIGINT (or ``stop``), then drain and close.
+
+    Logs ``listening`` with the address in use (and hands it to ``on_listening``),
+    ``draining``, ``stopping`` with the number of requests that it abandons, and
+    ``stopped``. Raises ``ListenError`` when the address cannot be listened on.
+    """
+    stop = stop or StopRequest()
+    in_flight = InFlight()
+    app.middlewares.insert(0, in_flight.middleware())
+    with _stopping_on_signals(stop):
+        async with running(app, address, keepalive_seconds=keepalive_seconds) as actual:
+            _log.info("listening", address=str(actual), url=actual.url)
+            if on_listening is not None:
+                on_listening(actual)
+            await stop.wait_for_drain()
+            readiness.start_draining()
+            _log.info("draining", in_flight=in_flight.count, drain_seconds=drain_seconds)
+            await _first_of(
+                [in_flight.wait_until_idle(), stop.wait_for_abort()], timeout_seconds=drain_seconds
+            )
+            _log.info("stopping", abandoned=in_flight.count)
+            # aiohttp would give each handler more time and not wait for its cancellation.
+            in_flight.cancel()
+            await _first_of([in_flight.wait_until_idle()], timeout_seconds=_CLOSE_SECONDS)
+    _log.info("stopped")
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a program's coroutine on uvloop where it can be imported, else on asyncio."""
+    uvloop = _uvloop()
+    factory = None if uvloop is None else uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main)
+
+
+def require_bearer_token(
+    token: SecretStr | None, *, open_paths: Collection[str] = HEALTH_PATHS
+) -> Middleware:
+    """Return a middleware that answers 401 without ``Authorization: Bearer <token>``.
+
+    ``None`` lets everything pass. ``open_paths`` are exact paths that need no token. The
+    comparison takes the same time wherever the first difference is. Raises
+    ``ValueError`` for an empty token, which is a secret that failed to arrive.
+    """
+    if token is not None and not token.get_secret_value():
+        raise ValueError("the bearer token is empty; leave it unset to serve without one")
+    expected = None if token is None else token.get_secret_value().encode()
+    opened = frozenset(open_paths)
+
+    @web.middleware
+    async def check_token(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if expected is None or request.path in opened:
+            return await handler(request)
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        presented = given.strip().encode("utf-8", "surrogateescape")
+        if scheme.lower() == "bearer" and hmac.compare_digest(presented, expected):
+            return await handler(request)
+        return _unauthorized(presented=bool(given))
+
+    return check_token
+
+
+def _unauthorized(*, presented: bool) -> web.Response:
+    challenge = 'Bearer realm="nearkv"' + (', error="invalid_token"' if presented else "")
+    message = "the bearer token is wrong" if presented else "a bearer token is required"
+    error = {"message": message, "type": "authentication_error", "param": None, "code": None}
+    return web.json_response({"error": error}, status=401, headers={"WWW-Authenticate": challenge})
+
+
+async def _listen(site: web.TCPSite, address: Address) -> None:
+    try:
+        await site.start()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ListenError(f"cannot listen on {address}: {reason}") from error
+
+
+@contextmanager
+def _stopping_on_signals(stop: StopRequest) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop.request)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+async def _first_of(waits: Sequence[Coroutine[Any, Any, None]], *, timeout_seconds: float) -> None:
+    """Return when one of the waits is over, or after the timeout."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _uvloop() -> ModuleType | None:
+    try:
+        import uvloop  # noqa: PLC0415 - absent on some platforms
+    except ImportError:
+        return None
+    return uvloop

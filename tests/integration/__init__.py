@@ -1,0 +1,1 @@
+"""Several components together, over real sockets."""
