@@ -99,17 +99,25 @@ class StateApi:
         return response
 
     async def _feed(self, response: web.StreamResponse, cursor: Cursor | None) -> None:
-        heartbeat_seconds = self._settings.state.heartbeat_seconds
+        """Send what the consumer lacks, and a heartbeat in time even between busy deltas.
+
+        Only heartbeats say how old readings are that did not change.
+        """
+        beat_at = self._state.now()
         while not self._readiness.draining:
             frames = self._state.log.after(cursor)
             if frames is None:
                 cursor = await self._send_snapshot(response)
+                beat_at = self._state.now()
                 continue
             cursor = self._state.log.cursor
+            if self._state.now() >= beat_at:
+                frames.append(self._state.log.heartbeat(self._state.ages_seconds()))
+                beat_at = self._state.now() + self._settings.state.heartbeat_seconds
             if frames:
                 await _write(response, b"".join(frames))
-            elif not await self._state.wait_for_news(heartbeat_seconds):
-                await _write(response, self._state.log.heartbeat(self._state.ages_seconds()))
+            else:
+                await self._state.wait_for_news(beat_at - self._state.now())
 
     async def _send_snapshot(self, response: web.StreamResponse) -> Cursor:
         frames = self._state.snapshot()

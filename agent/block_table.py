@@ -64,6 +64,7 @@ class TableCounts:
     """What the table could not use, since its start."""
 
     refused: int = 0
+    bad_tokens: int = 0
     orphans_dropped: int = 0
     unknown_removed: int = 0
     unresolved_tier: int = 0
@@ -153,6 +154,11 @@ class BlockTable:
         if not event.token_ids:
             self._gain_tier(event, changes)
             return
+        try:
+            packed = pack_tokens(event.token_ids)
+        except ValueError:
+            self.counts.bad_tokens += len(event.handles)
+            return
         if self.block_size is None:
             self.block_size = event.block_size
         parent: int | None = None
@@ -161,43 +167,42 @@ class BlockTable:
             if parent is None:
                 self._keep_orphan(event)
                 return
-        keys = self._insert(event, parent, changes)
-        if self._orphans:
+        keys = self._chain(event, packed, parent)
+        held = dict(zip(event.handles, keys, strict=True))
+        if self._orphan_places:
+            for handle in held:
+                self._orphan_places.pop((event.medium, event.group, handle), None)
+        if self._insert(event, held, changes):
+            self._fill_waiting_tiers(event.handles, keys, changes)
             self._adopt_orphans(event.handles, keys, changes)
 
-    def _insert(self, event: BlockStored, parent: int | None, changes: BlockChanges) -> list[int]:
-        """Insert an event's blocks below ``parent``, the key of their parent block.
+    def _insert(self, event: BlockStored, held: dict[Handle, int], changes: BlockChanges) -> bool:
+        """Insert those of an event's blocks that are ``held``; False where there is no room.
 
-        Returns the keys of all its blocks, or none of them when they were refused.
+        A handle that is known keeps its key: engines name one content by one handle.
         """
-        if event.extra_keys is None:
-            if parent is None:
-                parent = root_key(KeyNamespace(self._key_model, event.lora), self._secret)
-            keys = chain_keys(parent, pack_tokens(event.token_ids), event.block_size)
-        else:
-            keys = self._keys_with_extra(event, parent)
-        place = (event.medium, event.group)
-        blocks = self._places.setdefault(place, {})
-        handles = event.handles
-        if self.block_count + len(handles) > self._limit_blocks:
-            self.counts.refused += len(handles)
-            return []
-        present: Iterable[tuple[Handle, int]] = zip(handles, keys, strict=True)
-        if self._orphan_places:
-            present = self._drop_removed(place, present)
-        before = len(blocks)
-        blocks.update(present)
-        if self._orphan_places or len(blocks) - before != len(keys):
-            changes.add(event.medium, [blocks[handle] for handle in handles if handle in blocks])
-        else:
-            changes.add(event.medium, keys)
-        if self._waiting_tiers:
-            self._fill_waiting_tiers(handles, keys, changes)
-        return keys
+        blocks = self._places.setdefault((event.medium, event.group), {})
+        if self.block_count + len(held) > self._limit_blocks:
+            new = sum(handle not in blocks for handle in held)
+            if self.block_count + new > self._limit_blocks:
+                self.counts.refused += new
+                return False
+        if not blocks.keys().isdisjoint(held):
+            held = {handle: blocks.get(handle, key) for handle, key in held.items()}
+        blocks.update(held)
+        changes.add(event.medium, held.values())
+        return True
 
-    def _keys_with_extra(self, event: BlockStored, parent: int | None) -> list[int]:
+    def _chain(self, event: BlockStored, packed: bytes, parent: int | None) -> list[int]:
+        """Return the keys of an event's blocks below ``parent``, their parent block's key."""
+        if event.extra_keys is not None:
+            return self._chain_with_extra(event, packed, parent)
+        if parent is None:
+            parent = root_key(KeyNamespace(self._key_model, event.lora), self._secret)
+        return chain_keys(parent, packed, event.block_size)
+
+    def _chain_with_extra(self, event: BlockStored, packed: bytes, parent: int | None) -> list[int]:
         """Chain keys block by block where blocks carry more than tokens."""
-        packed = pack_tokens(event.token_ids)
         step = len(packed) // len(event.handles)
         extras = event.extra_keys or []
         keys = []
@@ -216,56 +221,81 @@ class BlockTable:
     def _find_key(self, handle: Handle, place: _Place) -> int | None:
         """Look a handle up, in its own place first."""
         key = self._places.get(place, {}).get(handle)
-        if key is None and len(self._places) > 1:
-            for blocks in self._places.values():
-                key = blocks.get(handle)
-                if key is not None:
-                    break
-        return key
+        if key is not None:
+            return key
+        return next((held[handle] for held in self._places.values() if handle in held), None)
 
     def _remove(self, event: BlockRemoved, changes: BlockChanges) -> None:
-        blocks = self._places.get((event.medium, event.group), {})
+        place = (event.medium, event.group)
+        blocks = self._places.get(place, {})
+        other_groups = [
+            others
+            for (medium, group), others in self._places.items()
+            if medium == event.medium and group != event.group
+        ]
         removed = []
         for handle in event.handles:
             key = blocks.pop(handle, None)
-            if key is not None:
+            waited = self._remove_waiting(place, handle)
+            if key is None:
+                self.counts.unknown_removed += not waited
+            elif not any(handle in others for others in other_groups):
                 removed.append(key)
-                continue
-            orphan = (event.medium, event.group, handle)
-            if orphan in self._orphan_places:
-                self._orphan_places[orphan] = False
-            else:
-                self.counts.unknown_removed += 1
         changes.remove(event.medium, removed)
+
+    def _remove_waiting(self, place: _Place, handle: Handle) -> bool:
+        """Remove a block that is still an orphan, or waits for its tokens; tell if it did."""
+        found = False
+        if (*place, handle) in self._orphan_places:
+            self._orphan_places[*place, handle] = False
+            found = True
+        waiting = self._waiting_tiers.get(handle)
+        if waiting and place in waiting:
+            waiting.remove(place)
+            if not waiting:
+                del self._waiting_tiers[handle]
+            found = True
+        return found
 
     def _gain_tier(self, event: BlockStored, changes: BlockChanges) -> None:
         place = (event.medium, event.group)
         for handle in event.handles:
             key = self._find_key(handle, place)
             if key is not None:
-                self._places.setdefault(place, {})[handle] = key
-                changes.add(event.medium, (key,))
+                self._copy(handle, key, place, changes)
             elif len(self._waiting_tiers) < self._limit_blocks:
                 self._waiting_tiers.setdefault(handle, set()).add(place)
                 self.counts.unresolved_tier += 1
+            else:
+                self.counts.refused += 1
 
     def _fill_waiting_tiers(
         self, handles: Iterable[Handle], keys: Iterable[int], changes: BlockChanges
     ) -> None:
-        for handle, key in zip(handles, keys, strict=True):
-            for place in self._waiting_tiers.pop(handle, ()):
-                self._places.setdefault(place, {})[handle] = key
-                changes.add(place[0], (key,))
+        if self._waiting_tiers:
+            for handle, key in zip(handles, keys, strict=True):
+                for place in self._waiting_tiers.pop(handle, ()):
+                    self._copy(handle, key, place, changes)
+
+    def _copy(self, handle: Handle, key: int, place: _Place, changes: BlockChanges) -> None:
+        """Note a known block in another place, if there is room."""
+        blocks = self._places.setdefault(place, {})
+        if handle not in blocks and self.block_count >= self._limit_blocks:
+            self.counts.refused += 1
+            return
+        blocks[handle] = key
+        changes.add(place[0], (key,))
 
     def _keep_orphan(self, event: BlockStored) -> None:
-        if self._orphan_tokens + len(event.token_ids) > self._orphan_limit_tokens:
-            self.counts.orphans_dropped += len(event.handles)
-            return
         assert event.parent is not None  # noqa: S101 (only then can a parent be unknown)
-        self._orphan_tokens += len(event.token_ids)
-        self._orphans.setdefault(event.parent, []).append(event)
-        for handle in event.handles:
-            self._orphan_places[event.medium, event.group, handle] = True
+        places = [(event.medium, event.group, handle) for handle in event.handles]
+        if not all(place in self._orphan_places for place in places):
+            if self._orphan_tokens + len(event.token_ids) > self._orphan_limit_tokens:
+                self.counts.orphans_dropped += len(event.handles)
+                return
+            self._orphan_tokens += len(event.token_ids)
+            self._orphans.setdefault(event.parent, []).append(event)
+        self._orphan_places.update(dict.fromkeys(places, True))
 
     def _adopt_orphans(self, handles: list[Handle], keys: list[int], changes: BlockChanges) -> None:
         """Insert the orphans below newly known blocks, and those below them in turn.
@@ -273,23 +303,24 @@ class BlockTable:
         A parent serves even if it was itself removed while it was an orphan: its key is
         what its children need, not its presence.
         """
-        parents = deque(zip(handles, keys, strict=False))
+        if not self._orphans:
+            return
+        parents = deque(zip(handles, keys, strict=True))
         while parents and self._orphans:
             handle, key = parents.popleft()
             for orphan in self._orphans.pop(handle, ()):
                 self._orphan_tokens -= len(orphan.token_ids)
-                orphan_keys = self._insert(orphan, key, changes)
-                parents.extend(zip(orphan.handles, orphan_keys, strict=False))
-
-    def _drop_removed(
-        self, place: _Place, blocks: Iterable[tuple[Handle, int]]
-    ) -> list[tuple[Handle, int]]:
-        """Leave out blocks that were removed while they were still orphans."""
-        return [
-            (handle, key)
-            for handle, key in blocks
-            if self._orphan_places.pop((*place, handle), True)
-        ]
+                orphan_keys = self._chain(orphan, pack_tokens(orphan.token_ids), key)
+                # What was removed meanwhile stays out, and what another event brought in
+                # already may have been removed since: each orphan block is placed once.
+                held = {
+                    handle: orphan_key
+                    for handle, orphan_key in zip(orphan.handles, orphan_keys, strict=True)
+                    if self._orphan_places.pop((orphan.medium, orphan.group, handle), False)
+                }
+                if self._insert(orphan, held, changes):
+                    self._fill_waiting_tiers(orphan.handles, orphan_keys, changes)
+                    parents.extend(zip(orphan.handles, orphan_keys, strict=True))
 
 
 def _split_extra(extra: Any, event: BlockStored, *, first: bool) -> tuple[str, list[Any]]:  # noqa: ANN401 (foreign data)
@@ -297,8 +328,9 @@ def _split_extra(extra: Any, event: BlockStored, *, first: bool) -> tuple[str, l
 
     Engines send bare values: the LoRA name on every block, the salt on the first one.
     """
-    values = extra if isinstance(extra, list) else []
-    rest = [value for value in values if value != event.lora]
+    rest = list(extra) if isinstance(extra, list) else []
+    if event.lora in rest:
+        rest.remove(event.lora)  # only once: a salt may be the same text
     if first and len(rest) == 1 and isinstance(rest[0], str):
         return rest[0], []
     return "", rest

@@ -3,6 +3,7 @@
 Missing is unknown, never zero. Names and meanings: reference/vllm.md section 3.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -83,6 +84,8 @@ def _samples(lines: Iterable[str]) -> Iterable[tuple[str, dict[str, str], float]
         try:
             value = float(tail.split()[0])
         except (ValueError, IndexError):
+            continue
+        if not math.isfinite(value):
             continue
         yield name, dict(_LABEL.findall(head)) if brace >= 0 else {}, value
 

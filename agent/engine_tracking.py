@@ -146,6 +146,8 @@ class EngineTracker:
             self._set_complete(complete=False)
         if arrival is not Arrival.REPEAT:
             self._take(seq, payload, now)
+            if seq == 0:
+                self._set_complete(complete=True)
 
     def on_replay(
         self, asked: int, messages: Sequence[tuple[int, bytes]] | None, now: float
@@ -157,11 +159,15 @@ class EngineTracker:
             return
         if asked == 0:
             self._complete = True
-        if messages and messages[0][0] > asked:
-            self.counts.truncated_replays += 1
-            self._forget_blocks()
-            self._complete = False
+        expected = asked
         for seq, payload in messages:
+            if seq > expected:
+                # Cut off at the start, or dropped in between where the engine's send queue
+                # was full (it has a limit before 0.33): lost for good.
+                self.counts.truncated_replays += 1
+                self._forget_blocks()
+                self._complete = False
+            expected = max(expected, seq + 1)
             if self._sequence.applied is None or seq > self._sequence.applied:
                 self._take(seq, payload, now)
         self._set_complete(complete=self._complete)
@@ -219,7 +225,7 @@ class EngineTracker:
         self.last_reading = reading
         if self._state is not EngineState.DRAINING:
             self._state = EngineState.ASLEEP if reading.awake is False else EngineState.READY
-        if reading.awake is False and self.table.block_count:
+        if reading.awake is False and (self.table.block_count or self.table.orphan_count):
             # A sleeping engine has dropped its cache but may hold the event for ever
             # (reference/vllm.md 1.6).
             self._forget_blocks()
@@ -245,6 +251,8 @@ class EngineTracker:
         self._incarnation = incarnation or f"{self._incarnation}+"
         self._sequence.restart()
         self._forget_blocks()
+        self.table.block_size = None
+        self.last_reading = RankReading()
         self._complete = False
         self._publish()
 

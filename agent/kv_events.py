@@ -124,40 +124,44 @@ def _decode_stored(fields: Mapping[str, Any]) -> BlockStored | str:
     handles = fields.get("block_hashes")
     token_ids = fields.get("token_ids")
     block_size = fields.get("block_size")
-    if not _are_handles(handles) or not isinstance(token_ids, list):
+    parent = fields.get("parent_block_hash")
+    place = _decode_place(fields)
+    if place is None or not _are_handles(handles) or not isinstance(token_ids, list):
         return "malformed"
-    if not isinstance(block_size, int) or block_size < 1:
+    if not isinstance(block_size, int) or not isinstance(parent, int | bytes | None):
         return "malformed"
-    if token_ids and len(token_ids) != len(handles) * block_size:
+    # Offload tiers say 0 where they send no tokens (seen in 0.32).
+    if token_ids and (block_size < 1 or len(token_ids) != len(handles) * block_size):
         return "token_count"
     kind = fields.get("kv_cache_spec_kind")
-    if kind is not None and kind not in REUSABLE_KINDS:
+    if kind is not None and not (isinstance(kind, str) and kind in REUSABLE_KINDS):
         return "not_reusable_kind"
-    parent = fields.get("parent_block_hash")
-    if parent is not None and not isinstance(parent, int | bytes):
-        return "malformed"
     extra_keys = fields.get("extra_keys")
     return BlockStored(
         handles=handles,
         parent=parent,
         token_ids=token_ids,
         block_size=block_size,
-        medium=fields.get("medium") or TIER_DEVICE,
+        medium=place[0],
         lora=_lora_name(fields),
         extra_keys=extra_keys if isinstance(extra_keys, list) and any(extra_keys) else None,
-        group=fields.get("group_idx") or 0,
+        group=place[1],
     )
 
 
 def _decode_removed(fields: Mapping[str, Any]) -> BlockRemoved | str:
     handles = fields.get("block_hashes")
-    if not _are_handles(handles):
+    place = _decode_place(fields)
+    if place is None or not _are_handles(handles):
         return "malformed"
-    return BlockRemoved(
-        handles=handles,
-        medium=fields.get("medium") or TIER_DEVICE,
-        group=fields.get("group_idx") or 0,
-    )
+    return BlockRemoved(handles=handles, medium=place[0], group=place[1])
+
+
+def _decode_place(fields: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return medium and KV group, or ``None`` where they are of no use."""
+    medium = fields.get("medium") or TIER_DEVICE
+    group = fields.get("group_idx") or 0
+    return (medium, group) if isinstance(medium, str) and isinstance(group, int) else None
 
 
 def _are_handles(value: Any) -> TypeGuard[list[Handle]]:  # noqa: ANN401 (foreign data)

@@ -127,6 +127,8 @@ class NodeCollector(Collector):
                 "replay_truncated": counts.truncated_replays,
                 "replay_unanswered": counts.unanswered_replays,
                 "undecodable": counts.undecodable,
+                "bad_tokens": tracker.table.counts.bad_tokens,
+                "orphan_dropped": tracker.table.counts.orphans_dropped,
                 **counts.skipped,
             }
             for reason, count in reasons.items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nearkv.agent.block_table import BlockChanges
 from nearkv.block_keys import pack_keys
-from nearkv.state.codec import KEYS_PER_FRAME, encode_frame
+from nearkv.state.codec import KEYS_PER_FRAME, MAX_FRAME_BYTES, encode_frame
 from nearkv.state.model import (
     BlockChange,
     Blocks,
@@ -83,6 +83,7 @@ class StateLog:
             if known is not None and known.incarnation != info.incarnation:
                 # Consumers drop the old incarnation's reading; the next one is news.
                 self._gauges.pop(info.id, None)
+                self._of(info.id).gauges = None
             self._infos[info.id] = info
             self._of(info.id).info = info
 
@@ -118,7 +119,10 @@ class StateLog:
         frame = encode_frame(delta)
         self._ring.append(frame)
         self._ring_bytes += len(frame)
-        while self._ring_bytes > self._ring_limit_bytes and self._ring:
+        # A frame that no reader accepts must go too, with all before it: a snapshot of the
+        # same keys comes in parts.
+        limit_bytes = 0 if len(frame) > MAX_FRAME_BYTES else self._ring_limit_bytes
+        while self._ring_bytes > limit_bytes and self._ring:
             self._ring_bytes -= len(self._ring.popleft())
         return frame
 

@@ -72,7 +72,7 @@ def _list_problems(state: NodeState) -> list[str]:
     problems = [f"{engine}: {text}" for engine, text in sorted(state.problems.items())]
     for engine, tracker in sorted(state.trackers.items()):
         info = tracker.info
-        if info.state is EngineState.UNREACHABLE and not any(engine in text for text in problems):
+        if info.state is EngineState.UNREACHABLE and engine not in state.problems:
             problems.append(f"{engine}: does not answer at {info.url}")
         if info.events is EventsState.OFF:
             problems.append(

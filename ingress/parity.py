@@ -1,4 +1,4 @@
-"""The online parity check (pure): does the engine find in its cache what we predicted?
+"""The online parity check (pure): do predicted cache hits come true.
 
 A chat template, tokenizer or hash setting that differs between our view and the engine's
 would silently turn every prediction into fiction. So each response that reports

@@ -1,25 +1,30 @@
 """The global prefix index: which engines hold which block, over all engines (pure).
 
-A dict from block key to a bitmask of *slots*. A slot is one generation of one engine's one
+A table from block key to a set of *slots*. A slot is one generation of one engine's one
 tier: a restart or a new snapshot opens new slots, so what was before can neither mix with
 it nor linger. Closing a slot takes it out of the live mask, which is instant whatever its
-size; its bits are swept out of the dict later, in slices that stall nobody.
+size; its bits are swept out of the table later, in slices that stall nobody.
 
-Equal masks are one object, so a block costs its key and a dict entry, and a run of blocks
-held by the same engines is compared by identity. Memory is bounded: beyond the limit new
-keys are refused and counted. Refusing the newest keeps the roots of chains, without which
-nothing below them can match.
+Sets of slots are few, so each gets a number, and a block costs its key and that number
+(see ``key_table``). Along a prompt the number rarely changes, which makes matching a matter
+of a few runs. Memory is bounded: beyond the limit new keys are refused and counted. Refusing
+the newest keeps the roots of chains, without which nothing below them can match.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
-BYTES_PER_BLOCK = 96
-"""Cost of one key: a 64-bit integer (48), a dict entry and its share of the hash table."""
-_INTERN_LIMIT = 1 << 16
-_CHUNK_BLOCKS = 64
-_SWEEP_BLOCKS = 2048
+import numpy as np
+
+from nearkv.ingress.key_table import SLOT_BYTES, KeyTable, as_keys
+
+_BYTES_PER_BLOCK = 4 * SLOT_BYTES
+"""The table is at least a quarter full after it doubled."""
+_FOLD_LIMIT = 1 << 16
+_FIRST_CHUNK = 256
+_CHUNK_BLOCKS = 4096
+_SWEEP_SLOTS = 1 << 16
+_SPARE_SETS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +42,12 @@ class PrefixIndex:
     """Block key to slots, with longest-prefix match."""
 
     def __init__(self, *, limit_bytes: int = 1 << 30) -> None:
-        self._masks: dict[int, int] = {}
-        self._interned: dict[int, int] = {}
+        self._table = KeyTable()
+        self._masks: list[int] = [0]
+        self._number_of: dict[int, int] = {0: 0}
+        self._spare_numbers: list[int] = []
         self._limit_bytes = limit_bytes
-        self._limit_blocks = max(1, limit_bytes // BYTES_PER_BLOCK)
+        self._limit_blocks = max(1, limit_bytes // _BYTES_PER_BLOCK)
         self._refused = 0
         self._live = 0
         self._dead = 0
@@ -53,8 +60,8 @@ class PrefixIndex:
     def size(self) -> IndexSize:
         """Return the present size."""
         return IndexSize(
-            blocks=len(self._masks),
-            estimated_bytes=len(self._masks) * BYTES_PER_BLOCK,
+            blocks=self._table.live,
+            estimated_bytes=self._table.size_bytes,
             limit_bytes=self._limit_bytes,
             refused=self._refused,
             slots=self._opened - len(self._free),
@@ -99,33 +106,35 @@ class PrefixIndex:
 
     def add(self, slot: int, keys: Sequence[int]) -> None:
         """Note that a slot holds these keys."""
-        masks = self._masks
-        room = self._limit_blocks - len(masks)
-        bit = self._intern(1 << slot)
-        get = masks.get
-        full = room < len(keys)
-        for key in keys:
-            held = get(key)
-            if held is None:
-                if full and len(masks) >= self._limit_blocks:
-                    self._refused += 1
-                else:
-                    masks[key] = bit
-            elif not held & bit:
-                masks[key] = self._intern(held | bit)
+        if not self._table.has_room(len(keys)):
+            keys = self._make_room(keys)
+        bit = 1 << slot
+        unions: dict[int, int] = {}
+
+        def union(number: int) -> int:
+            merged = unions.get(number)
+            if merged is None:
+                merged = unions[number] = self._number(self._masks[number] | bit)
+            return merged
+
+        self._table.merge(keys, self._number(bit), union)
 
     def remove(self, slot: int, keys: Sequence[int]) -> None:
         """Note that a slot no longer holds these keys."""
-        masks = self._masks
-        bit = 1 << slot
-        for key in keys:
-            held = masks.get(key)
-            if held is None or not held & bit:
-                continue
-            if held == bit:
-                del masks[key]
-            else:
-                masks[key] = self._intern(held ^ bit)
+        keep = ~(1 << slot)
+        self._table.change(keys, lambda number: self._number(self._masks[number] & keep))
+
+    def _make_room(self, keys: Sequence[int]) -> Sequence[int]:
+        """Grow the table for those keys that are new; at the limit, leave some of them out."""
+        known = self._table.find(keys) != 0
+        room = self._limit_blocks - self._table.live
+        new = len(keys) - int(np.count_nonzero(known))
+        if new > room:
+            self._refused += new - room
+            fits = known | (np.cumsum(~known) <= room)
+            keys = [key for key, kept in zip(keys, fits, strict=True) if kept]
+        self._table.reserve(min(new, room))
+        return keys
 
     def sweep(self) -> Iterator[None]:
         """Take closed slots' bits out of the index, yielding between slices.
@@ -135,20 +144,49 @@ class PrefixIndex:
         dead = self._dead
         if not dead:
             return
-        masks = self._masks
-        keys = iter(list(masks))
-        while part := list(islice(keys, _SWEEP_BLOCKS)):
-            for key in part:
-                held = masks.get(key)
-                if held is None or not held & dead:
-                    continue
-                if left := held & ~dead:
-                    masks[key] = self._intern(left)
-                else:
-                    del masks[key]
-            yield
+        table = self._table
+        swept = -1
+        while swept != table.generation:  # a table rebuilt meanwhile is gone through again
+            swept = table.generation
+            for start in range(0, table.slot_count, _SWEEP_SLOTS):
+                if swept != table.generation:
+                    break
+                table.rewrite_values(start, start + _SWEEP_SLOTS, self._numbers_without(dead))
+                yield
         self._dead &= ~dead
         self._free.extend(slot for slot in range(self._opened) if dead >> slot & 1)
+        self._recycle_numbers()
+
+    def _numbers_without(self, slots: int) -> "np.typing.NDArray[np.uint32]":
+        """Return a table from each set's number to that of the set without ``slots``."""
+        count = len(self._masks)
+        return np.array(
+            [self._number(self._masks[i] & ~slots) for i in range(count)], dtype=np.uint32
+        )
+
+    def _recycle_numbers(self) -> None:
+        """Free the numbers of sets that no block has any more."""
+        if len(self._number_of) < _SPARE_SETS:
+            return
+        used = set(self._table.used_values().tolist()) | {0}
+        for mask, number in list(self._number_of.items()):
+            if number not in used:
+                del self._number_of[mask]
+                self._masks[number] = 0
+                self._spare_numbers.append(number)
+
+    def _number(self, mask: int) -> int:
+        """Return the number of a set of slots."""
+        number = self._number_of.get(mask)
+        if number is None:
+            if self._spare_numbers:
+                number = self._spare_numbers.pop()
+                self._masks[number] = mask
+            else:
+                number = len(self._masks)
+                self._masks.append(mask)
+            self._number_of[mask] = number
+        return number
 
     @property
     def needs_sweep(self) -> bool:
@@ -165,28 +203,21 @@ class PrefixIndex:
         """
         alive = self._live
         depths: dict[int, int] = {}
-        if not alive:
+        if not len(keys) or not alive & self._masks[self._table.get(int(keys[0]))]:
             return depths
-        get = self._masks.get
-        previous: int | None = -1  # equal to no mask, and no missing key
+        sought = as_keys(keys)
         depth = 0
-        end = len(keys)
-        chunk = 1
-        while depth < end:
-            masks: list[int | None] = list(map(get, keys[depth : depth + chunk]))
-            if masks.count(previous) == len(masks):
-                depth += len(masks)
-                continue
-            for mask in masks:
-                if mask is not previous:
-                    previous = mask
-                    held = alive & self._fold(mask) if mask is not None else 0
-                    if held != alive:
-                        _record(depths, alive ^ held, depth)
-                        if not held:
-                            return depths
-                        alive = held
-                depth += 1
+        chunk = _FIRST_CHUNK
+        while depth < sought.size:
+            numbers = self._table.find(sought[depth : depth + chunk])
+            for start, number in _runs(numbers):
+                held = alive & self._fold(self._masks[number])
+                if held != alive:
+                    _record(depths, alive ^ held, depth + start)
+                    if not held:
+                        return depths
+                    alive = held
+            depth += numbers.size
             chunk = _CHUNK_BLOCKS
         _record(depths, alive, depth)
         return depths
@@ -201,15 +232,16 @@ class PrefixIndex:
             for primary, extras in self._extra_of.items():
                 if mask & extras:
                     folded |= 1 << primary
-            if len(self._folded) >= _INTERN_LIMIT:
+            if len(self._folded) >= _FOLD_LIMIT:
                 self._folded.clear()
             self._folded[mask] = folded
         return folded
 
-    def _intern(self, mask: int) -> int:
-        if len(self._interned) >= _INTERN_LIMIT:
-            self._interned.clear()
-        return self._interned.setdefault(mask, mask)
+
+def _runs(numbers: "np.typing.NDArray[np.uint32]") -> Iterator[tuple[int, int]]:
+    """Yield (start, number) of each run of equal numbers."""
+    starts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()]
+    return zip(starts, numbers[starts].tolist(), strict=True)
 
 
 def _record(depths: dict[int, int], slots: int, depth: int) -> None:

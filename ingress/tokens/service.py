@@ -44,6 +44,7 @@ _CHAT_FIELDS = (
     "chat_template",
     "chat_template_kwargs",
     "add_generation_prompt",
+    "add_special_tokens",
     "continue_final_message",
 )
 
@@ -243,10 +244,14 @@ class TokenService:
 
 def _question(request: GenerateRequest, body: bytes, model: str) -> Mapping[str, object]:
     """Put the question for /tokenize: the prompt, or what bears on a chat's rendering."""
-    if request.kind is not PromptKind.CHAT:
-        return {"model": model, "prompt": request.text}
     fields: dict[str, msgspec.Raw] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    return {"model": model} | {name: fields[name] for name in _CHAT_FIELDS if name in fields}
+    if request.kind is PromptKind.CHAT:
+        return {"model": model} | {name: fields[name] for name in _CHAT_FIELDS if name in fields}
+    # Of several prompts in one request, ``text`` is the one that counts.
+    question: dict[str, object] = {"model": model, "prompt": request.text}
+    if "add_special_tokens" in fields:
+        question["add_special_tokens"] = fields["add_special_tokens"]
+    return question
 
 
 def _keyed(

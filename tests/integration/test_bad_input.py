@@ -204,7 +204,7 @@ async def test_a_client_that_leaves_cancels_the_engine_s_work():
 async def test_below_the_free_kv_threshold_requests_get_429():
     async with (
         double(decode_seconds_per_token=0.05) as engine,
-        small_fleet(engine, gate={"min_free_ratio": 0.99}) as (ingress, agent),
+        small_fleet(engine, gate={"min_free_ratio": 0.99}) as (ingress, _),
     ):
         body = {"model": "tiny", "prompt": "word " * 1500, "max_tokens": 400, "stream": True}
         busy = await ingress.session.post(ingress.url + "/v1/completions", json=body)

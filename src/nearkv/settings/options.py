@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from nearkv.settings.address import Address
 
 _SEQUENCES = (list, tuple, set, frozenset, Sequence)
-_UNITS = ("bytes", "seconds", "milliseconds", "ratio", "tokens", "blocks", "requests")
+_UNITS = ("bytes", "milliseconds", "seconds", "tokens", "blocks", "requests")
 _TYPE_NAMES: dict[object, str] = {
     bool: "BOOL",
     int: "INT",
@@ -42,7 +42,10 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One setting: a leaf of the settings tree with its names in every source."""
+    """One setting: a leaf of the settings tree with its names in every source.
+
+    ``element`` is the class of the elements where the setting is a list of objects.
+    """
 
     path: KeyPath
     flag: str
@@ -54,6 +57,7 @@ class Option:
     required: bool
     nullable: bool
     secret: bool
+    element: type[BaseModel] | None
 
     @property
     def key(self) -> str:
@@ -62,7 +66,7 @@ class Option:
 
     @property
     def unit(self) -> str:
-        """The unit that the name ends in, or nothing."""
+        """The unit that the name ends in, or nothing; a ratio has none."""
         return next((unit for unit in _UNITS if self.path[-1].endswith(f"_{unit}")), "")
 
 
@@ -153,6 +157,7 @@ def _option(path: KeyPath, field: FieldInfo, component: str, *, in_optional_grou
         required=field.is_required() and not in_optional_group,
         nullable=nullable,
         secret=bare is SecretStr,
+        element=group_of(element_of(bare)),
     )
 
 

@@ -75,14 +75,11 @@ def render_table(settings_class: type[ComponentSettings], component: str) -> str
         "|---|---|---|---|---|",
     ]
     for option in list_options(settings_class, component):
-        cells = (
-            f"`{option.key}`",
-            _escape(option.type_name),
-            _escape(show_default(option)),
-            f"`{option.env}`",
-            _escape(option.description),
-        )
-        rows.append("| " + " | ".join(cells) + " |")
+        rows.append(_row(option, key=option.key, env=f"`{option.env}`"))
+        rows += [
+            _row(part, key=f"{option.key}[].{part.key}", env="")
+            for part in _parts_of_element(option)
+        ]
     return "\n".join(rows) + "\n"
 
 
@@ -94,6 +91,21 @@ def show_default(option: Option) -> str:
         return "not set"
     shown = _shown(option.default)
     return f"{shown} {option.unit}" if option.unit else shown
+
+
+def _row(option: Option, *, key: str, env: str) -> str:
+    cells = (
+        f"`{key}`",
+        _escape(option.type_name),
+        _escape(show_default(option)),
+        env,
+        _escape(option.description),
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def _parts_of_element(option: Option) -> Sequence[Option]:
+    return [] if option.element is None else list_options(option.element, "")
 
 
 def _shown(value: object) -> str:
@@ -120,16 +132,22 @@ def _help_entry(option: Option) -> Sequence[str]:
     notes = f"[default: {show_default(option)}] [env: {option.env}]"
     if option.required:
         notes = f"[required] [env: {option.env}]"
+    parts = [f"{part.key} [{show_default(part)}]" for part in _parts_of_element(option)]
     return (
         head,
-        *textwrap.wrap(
-            f"{option.description} {notes}".strip(),
-            width=_HELP_WIDTH,
-            initial_indent=_HELP_INDENT,
-            subsequent_indent=_HELP_INDENT,
-            break_long_words=False,
-            break_on_hyphens=False,
-        ),
+        *_wrap(f"{option.description} {notes}".strip()),
+        *(_wrap(f"Keys of each, with defaults: {', '.join(parts)}") if parts else []),
+    )
+
+
+def _wrap(text: str) -> Sequence[str]:
+    return textwrap.wrap(
+        text,
+        width=_HELP_WIDTH,
+        initial_indent=_HELP_INDENT,
+        subsequent_indent=_HELP_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

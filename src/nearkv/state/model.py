@@ -172,7 +172,8 @@ class SnapshotEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):
     """One step of change, applied in the order gone, engines, blocks, gauges.
 
-    An engine whose incarnation differs from the one known has lost all its blocks.
+    An engine whose incarnation differs from the one known has lost all its blocks and its
+    last reading.
     """
 
     cursor: Cursor

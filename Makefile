@@ -1,0 +1,68 @@
+# `make help` lists the targets. Everything is installed into .venv* folders in this checkout.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+BENCH_VENV := .venv-bench
+
+export PYTHONWARNINGS ?= default
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run demo test test-all lint format docs bench-index bench-ingress clean
+
+help: ## Show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.stamp: setup.cfg pyproject.toml
+	@echo "Setting up $(VENV) (about a minute)"
+	@$(PYTHON) -c 'import sys; sys.exit("nearkv needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --upgrade pip
+	@$(RUN) -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.stamp ## Install nearkv with its tools, the CPU engine and both models
+	@$(RUN) -m nearkv.demo setup
+
+run: $(VENV)/.stamp ## Two real engines, agent, ingress and the scenario; then keep serving (MODEL=, COMPARE=1, ENGINE=double)
+	@$(RUN) -m nearkv.demo run
+
+demo: $(VENV)/.stamp ## The same, but exit when the scenario is done
+	@$(RUN) -m nearkv.demo demo
+
+test: $(VENV)/.stamp ## The fast lane: lint and every test that needs no real engine
+	@$(MAKE) --no-print-directory lint
+	$(RUN) -m pytest -q -m 'not vllm'
+
+test-all: setup ## The full lane: lint and every test, those on real vLLM included
+	@$(MAKE) --no-print-directory lint
+	$(RUN) -m pytest -q
+
+lint: $(VENV)/.stamp ## Style, types, import contracts, docstrings
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check --quiet .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports --no-logo
+	@$(VENV)/bin/interrogate --quiet --config setup.cfg src agent ingress transfer extender
+
+format: $(VENV)/.stamp ## Let ruff lay the code out
+	@$(VENV)/bin/ruff format .
+	@$(VENV)/bin/ruff check --fix --quiet .
+
+docs: $(VENV)/.stamp ## Write the generated pages anew (docs/configuration.md, docs/metrics.md)
+	@$(RUN) -m nearkv.cli.document_settings docs/configuration.md
+
+$(BENCH_VENV)/.stamp: tests/benchmarks/requirements.txt
+	@echo "Setting up $(BENCH_VENV) (the peers that benchmarks compare with)"
+	@$(PYTHON) -m venv $(BENCH_VENV)
+	@$(BENCH_VENV)/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+
+bench-index: $(VENV)/.stamp $(BENCH_VENV)/.stamp ## The prefix index and the agent's event path, beside Dynamo's RadixTree
+	@$(RUN) -m tests.benchmarks.bench_index
+
+bench-ingress: $(VENV)/.stamp ## The ingress in front of four engine doubles, beside a bare proxy
+	@$(RUN) -m tests.benchmarks.bench_ingress
+
+clean: ## Remove what was built; the environments and models stay until `rm -r .venv* build`
+	@rm -rf build/bench build/demo build/lib dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -1,0 +1,123 @@
+"""Entry point of ``nearkv``: the verbs and their options.
+
+Exit status: 0 all is well, 1 something is unhealthy or does not answer (said on standard
+error), 2 the command line or the configuration is wrong.
+"""
+
+import sys
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from nearkv._version import __version__
+from nearkv.errors import NearkvError
+
+app = typer.Typer(
+    name="nearkv",
+    help="Look into KV-cache-aware routing: engines, their caches, and the configuration.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Output(Enum):
+    """Forms of output."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+
+class Component(Enum):
+    """Components that have settings."""
+
+    AGENT = "agent"
+    INGRESS = "ingress"
+
+
+@app.command()
+def status(
+    agents: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--agent",
+            metavar="URL",
+            help="An agent; repeatable. Default: NEARKV_AGENTS, comma-separated.",
+        ),
+    ] = None,
+    ingresses: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ingress",
+            metavar="URL",
+            help="An ingress; repeatable. Default: NEARKV_INGRESS, comma-separated.",
+        ),
+    ] = None,
+    output: Annotated[Output, typer.Option("-o", "--output", help="Form.")] = Output.TABLE,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", envvar="NEARKV_TOKEN", help="Bearer token for the status endpoints."
+        ),
+    ] = None,
+    timeout_seconds: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Deadline of each request in seconds.")
+    ] = 5.0,
+) -> None:
+    """Show engines with KV use, freshness and hits, as agents and ingresses see them."""
+    from nearkv.cli.status import run_status  # noqa: PLC0415 - keeps --help quick
+
+    raise typer.Exit(
+        run_status(
+            agents=agents or [],
+            ingresses=ingresses or [],
+            output=output.value,
+            token=token,
+            timeout_seconds=timeout_seconds,
+        )
+    )
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def config(
+    context: typer.Context,
+    component: Annotated[Component, typer.Argument(help="Whose settings.")],
+    schema: Annotated[  # noqa: FBT002 - typer's way to declare a switch
+        bool, typer.Option("--schema", help="Print the JSON schema of the settings instead.")
+    ] = False,
+) -> None:
+    """Print a component's effective configuration, with the source of each value.
+
+    Takes the component's own options too, such as --config FILE; "nearkv-agent --help" and
+    "nearkv-ingress --help" list them.
+    """
+    from nearkv.cli.config import print_config, print_schema  # noqa: PLC0415 - as in status
+
+    if schema:
+        print_schema(component.value)
+    else:
+        print_config(component.value, context.args)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"nearkv {__version__}")
+
+
+def main() -> None:
+    """Run the command line; errors that nearkv raises on purpose become one line."""
+    try:
+        app()
+    except NearkvError as error:
+        sys.exit(f"nearkv: {error}")
+
+
+if __name__ == "__main__":
+    main()

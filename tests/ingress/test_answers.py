@@ -1,0 +1,72 @@
+"""Answers of the ingress itself: OpenAI's envelope, headers, and events that end a stream."""
+
+import json
+
+import pytest
+
+from nearkv.ingress import errors
+from nearkv.ingress.answers import error_body, error_event, error_response, is_event_stream
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (errors.RequestError("m"), 400, "BadRequestError"),
+        (errors.UnknownModelError("m"), 404, "NotFoundError"),
+        (errors.BodyTooLargeError("m"), 413, "RequestTooLargeError"),
+        (errors.NoRoomError("m", retry_after_seconds=3), 429, "RateLimitError"),
+        (errors.NoEngineError("m"), 503, "ServiceUnavailableError"),
+        (errors.EngineFailedError("m"), 502, "BadGatewayError"),
+        (errors.EngineTimeoutError("m"), 504, "GatewayTimeoutError"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_every_error_has_its_envelope(error, status, kind):
+    answer = error_response(error)
+    assert answer.status == status
+    assert answer.content_type == "application/json"
+    assert json.loads(answer.body) == {
+        "error": {"message": "m", "type": kind, "param": None, "code": status}
+    }
+    assert answer.headers["x-nearkv-engine"] == "none"
+    assert answer.headers["x-nearkv-reason"] == error.reason
+    assert ("Retry-After" in answer.headers) == (status == 429)
+
+
+def test_no_room_says_when_to_come_back():
+    answer = error_response(errors.NoRoomError("full", retry_after_seconds=3))
+    assert answer.headers["Retry-After"] == "3"
+
+
+def test_the_field_at_fault_is_named():
+    body = json.loads(error_body(errors.RequestError("bad", param="prompt")))
+    assert body["error"]["param"] == "prompt"
+
+
+def test_an_answer_may_name_the_engine():
+    answer = error_response(errors.EngineFailedError("m"), engine="e1")
+    assert answer.headers["x-nearkv-engine"] == "e1"
+
+
+@pytest.mark.parametrize(
+    "text", ['a "quote"', "two\nlines\r\n\r\ndata: forged", "\u2028", "ünï", "\x00"]
+)
+def test_an_error_event_is_one_event_whatever_the_message(text):
+    event = error_event(errors.EngineFailedError(text))
+    assert event.startswith(b"\n\ndata: ")
+    assert event.endswith(b"\n\n")
+    (line,) = event.strip(b"\n").splitlines()
+    assert json.loads(line.removeprefix(b"data: "))["error"]["message"] == text
+
+
+@pytest.mark.parametrize(
+    ("content_type", "expected"),
+    [
+        ("text/event-stream", True),
+        ("text/event-stream; charset=utf-8", True),
+        ("application/json", False),
+        ("", False),
+    ],
+)
+def test_event_streams_are_known_by_their_type(content_type, expected):
+    assert is_event_stream(content_type) is expected
