@@ -83,10 +83,14 @@ class EngineTimeoutError(IngressError):
 
 
 class TokenizationError(IngressError):
-    """No token ids could be had for a prompt; ``status`` is the engine's answer, if any."""
+    """No token ids could be had for a prompt.
+
+    ``unreachable`` says that the engine was never asked, as no connection came about; only
+    then may another one be.
+    """
 
     reason = "no_tokens"
 
-    def __init__(self, message: str, *, engine_status: int | None = None) -> None:
+    def __init__(self, message: str, *, unreachable: bool = False) -> None:
         super().__init__(message)
-        self.engine_status = engine_status
+        self.unreachable = unreachable

@@ -54,6 +54,7 @@ from nearkv.ingress.tokens.service import KeyScope
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _HINT_HEADERS = ("X-Prompt-Hash", "X-Session-ID")
 _MAX_HINT_LENGTH = 256
+_SPEAKERS = 2
 
 log = structlog.get_logger(__name__)
 
@@ -172,25 +173,38 @@ class GenerateHandler:
     # -- Block keys --------------------------------------------------------------------
 
     async def _find_keys(self, job: _Job) -> None:
-        """Find the prompt's block keys; without any, routing goes on by hint and load."""
+        """Find the prompt's block keys; without any, routing goes on by hint and load.
+
+        An engine that cannot be connected to was not asked, so another one is.
+        """
         if job.parsed.kind is PromptKind.NONE or self._settings.policy is not Policy.PREFIX_FIRST:
             return
-        speaker = self._choose_speaker(job.views)
-        if speaker is None:
-            return
-        try:
-            job.prompt = await self._know.tokens.keys_of(
-                job.parsed,
-                job.body,
-                job.path,
-                scope=self._scope(speaker, job.parsed),
-                engine=EngineRef(speaker.info.id, speaker.info.incarnation, speaker.info.url),
-            )
-        except TokenizationError as error:
-            self._metrics.tokenizations.labels("failed").inc()
-            log.warning("no_tokens", request_id=job.request_id, error=str(error))
-        else:
-            self._metrics.tokenizations.labels(job.prompt.source).inc()
+        for _ in range(_SPEAKERS):
+            speaker = self._choose_speaker(job.views)
+            if speaker is None:
+                return
+            try:
+                job.prompt = await self._ask(job, speaker)
+            except TokenizationError as error:
+                self._metrics.tokenizations.labels("failed").inc()
+                log.warning("no_tokens", request_id=job.request_id, error=str(error))
+                if not error.unreachable:
+                    return
+                info = speaker.info
+                self._know.suspects.failed(info.id, info.incarnation, self._now())
+            else:
+                self._metrics.tokenizations.labels(job.prompt.source).inc()
+                return
+
+    async def _ask(self, job: _Job, speaker: EngineView) -> PromptKeys:
+        info = speaker.info
+        return await self._know.tokens.keys_of(
+            job.parsed,
+            job.body,
+            job.path,
+            scope=self._scope(speaker, job.parsed),
+            engine=EngineRef(info.id, info.incarnation, info.url),
+        )
 
     def _choose_speaker(self, views: Sequence[EngineView]) -> EngineView | None:
         """Return the engine to ask for tokens: a ready one, the least busy of them."""

@@ -7,7 +7,9 @@ collisions go to the next free slot, and removal shifts followers back, so there
 tombstones to wade through. Value 0 means absent.
 
 A value set to 0 in bulk (:meth:`rewrite_values`) leaves its key behind as dead weight until
-the next rebuild; such keys count as used but are found by nobody.
+the next rebuild; such keys count as used but are found by nobody. While the table is
+``pinned``, keys removed one by one are left behind too, so that none moves to where whoever
+goes through the table in parts has been already.
 """
 
 from array import array
@@ -35,6 +37,14 @@ def without_zero(keys: Sequence[int]) -> Sequence[int]:
     return [key or 1 for key in keys] if 0 in keys else keys
 
 
+def capacity_within(limit_bytes: int) -> int:
+    """Return how many keys the largest table of at most ``limit_bytes`` takes."""
+    slots = _LEAST_SLOTS
+    while 2 * slots * SLOT_BYTES <= limit_bytes:
+        slots *= 2
+    return int(slots * _FULL_RATIO)
+
+
 class KeyTable:
     """Maps keys to values; grows by doubling, rebuilt in one vectorised pass."""
 
@@ -43,6 +53,7 @@ class KeyTable:
         self.live = 0
         self._dead = 0
         self.generation = 0
+        self.pinned = False
 
     @property
     def size_bytes(self) -> int:
@@ -121,6 +132,10 @@ class KeyTable:
             value = changed(old)
             if value:
                 values[slot] = value
+            elif self.pinned:
+                values[slot] = 0
+                self.live -= 1
+                self._dead += 1
             else:
                 self._remove_at(slot)
 

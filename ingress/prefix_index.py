@@ -16,10 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nearkv.ingress.key_table import SLOT_BYTES, KeyTable, as_keys
+from nearkv.ingress.key_table import KeyTable, as_keys, capacity_within
 
-_BYTES_PER_BLOCK = 4 * SLOT_BYTES
-"""The table is at least a quarter full after it doubled."""
 _FOLD_LIMIT = 1 << 16
 _FIRST_CHUNK = 256
 _CHUNK_BLOCKS = 4096
@@ -47,7 +45,7 @@ class PrefixIndex:
         self._number_of: dict[int, int] = {0: 0}
         self._spare_numbers: list[int] = []
         self._limit_bytes = limit_bytes
-        self._limit_blocks = max(1, limit_bytes // _BYTES_PER_BLOCK)
+        self._limit_blocks = capacity_within(limit_bytes)
         self._refused = 0
         self._live = 0
         self._dead = 0
@@ -139,20 +137,24 @@ class PrefixIndex:
     def sweep(self) -> Iterator[None]:
         """Take closed slots' bits out of the index, yielding between slices.
 
-        Run it to the end now and then; several closed slots cost one pass.
+        Run it to the end now and then, one at a time; several closed slots cost one pass.
         """
         dead = self._dead
         if not dead:
             return
         table = self._table
-        swept = -1
-        while swept != table.generation:  # a table rebuilt meanwhile is gone through again
-            swept = table.generation
-            for start in range(0, table.slot_count, _SWEEP_SLOTS):
-                if swept != table.generation:
-                    break
-                table.rewrite_values(start, start + _SWEEP_SLOTS, self._numbers_without(dead))
-                yield
+        table.pinned = True
+        try:
+            swept = -1
+            while swept != table.generation:  # a table rebuilt meanwhile is gone through again
+                swept = table.generation
+                for start in range(0, table.slot_count, _SWEEP_SLOTS):
+                    if swept != table.generation:
+                        break
+                    table.rewrite_values(start, start + _SWEEP_SLOTS, self._numbers_without(dead))
+                    yield
+        finally:
+            table.pinned = False
         self._dead &= ~dead
         self._free.extend(slot for slot in range(self._opened) if dead >> slot & 1)
         self._recycle_numbers()

@@ -106,13 +106,14 @@ class EngineTokenizer:
             ):
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise TokenizationError(f"{path}: {type(error).__name__}: {error}") from error
+            raise TokenizationError(
+                f"{path}: {type(error).__name__}: {error}",
+                unreachable=isinstance(error, aiohttp.ClientConnectorError),
+            ) from error
         if response.status in _NOT_OFFERED:
             self._not_offered.add((engine.id, engine.incarnation, path))
         if response.status != 200:  # noqa: PLR2004 (HTTP OK)
-            raise TokenizationError(
-                f"{path}: status {response.status}", engine_status=response.status
-            )
+            raise TokenizationError(f"{path}: status {response.status}")
         return answer
 
 

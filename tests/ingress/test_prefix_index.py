@@ -340,10 +340,12 @@ class IndexAgainstSets(RuleBasedStateMachine):
         if engine in self.active:
             self.active.remove(engine)
 
-    @rule()
-    def sweep_a_slice(self):
-        if next(self.sweeping, self) is self:
-            self.sweeping = self.index.sweep()
+    @rule(slices=st.integers(1, 8), engine=engines, keys=KEYS)
+    def remove_in_the_middle_of_a_sweep(self, slices, engine, keys):
+        for _ in range(slices):
+            if next(self.sweeping, self) is self:
+                self.sweeping = self.index.sweep()
+        self.remove(engine, keys, 0)
 
     @rule()
     def sweep_to_the_end(self):
