@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from nearkv.agent.block_table import BlockTable
 from nearkv.agent.engine_metrics import RankReading
 from nearkv.agent.errors import EventDecodeError
-from nearkv.agent.kv_events import AllBlocksCleared, decode_batch
+from nearkv.agent.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    decode_batch,
+)
 from nearkv.agent.sequencing import Arrival, SequenceTracker
 from nearkv.agent.state_log import StateLog
 from nearkv.block_keys import KeyNamespace, root_key
@@ -194,12 +200,20 @@ class EngineTracker:
             return
         for reason, count in batch.skipped.items():
             self.counts.skipped[reason] = self.counts.skipped.get(reason, 0) + count
+        self._count_blocks(batch.events)
         block_size = self.table.block_size
         self.table.apply(batch.events, self._log.blocks_of(self.identity.id))
         if any(isinstance(event, AllBlocksCleared) for event in batch.events):
             self._set_complete(complete=True)
         elif self.table.block_size != block_size:
             self._publish()
+
+    def _count_blocks(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, BlockStored):
+                self.counts.blocks_stored += len(event.handles)
+            elif isinstance(event, BlockRemoved):
+                self.counts.blocks_removed += len(event.handles)
 
     def _forget_blocks(self) -> None:
         self.table.clear()

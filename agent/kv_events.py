@@ -6,7 +6,7 @@ read, unknown keys, extra positions and unknown tags are passed over, and what c
 used is counted by reason instead of being dropped in silence.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, cast
 
@@ -175,8 +175,3 @@ def _lora_name(fields: Mapping[str, Any]) -> str:
         return str(name)
     number = fields.get("lora_id")
     return "" if number is None else f"#{number}"
-
-
-def total_blocks(events: Sequence[Event]) -> int:
-    """Count the blocks that a batch speaks of."""
-    return sum(len(event.handles) for event in events if not isinstance(event, AllBlocksCleared))

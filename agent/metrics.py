@@ -113,6 +113,12 @@ class NodeCollector(Collector):
         messages = CounterMetricFamily(
             "nearkv_agent_event_messages", "KV event messages applied.", labels=_ENGINE_LABELS
         )
+        stored = CounterMetricFamily(
+            "nearkv_agent_blocks_stored", "Blocks that engines stored.", labels=_ENGINE_LABELS
+        )
+        removed = CounterMetricFamily(
+            "nearkv_agent_blocks_removed", "Blocks that engines evicted.", labels=_ENGINE_LABELS
+        )
         troubles = CounterMetricFamily(
             "nearkv_agent_event_troubles",
             "Event messages and events that went wrong, by reason.",
@@ -121,6 +127,8 @@ class NodeCollector(Collector):
         for tracker, labels, _ in self._trackers():
             counts = tracker.counts
             messages.add_metric(labels, counts.messages)
+            stored.add_metric(labels, counts.blocks_stored)
+            removed.add_metric(labels, counts.blocks_removed)
             reasons = {
                 "gap": counts.gaps,
                 "restart": counts.restarts,
@@ -133,8 +141,7 @@ class NodeCollector(Collector):
             }
             for reason, count in reasons.items():
                 troubles.add_metric([*labels, reason], count)
-        yield messages
-        yield troubles
+        yield from (messages, stored, removed, troubles)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -83,9 +83,16 @@ import aiohttp.web, jinja2, msgspec, prometheus_client, pydantic_settings, rich,
 import tokenizers, typer, uvloop, xxhash, yaml, zmq.asyncio
 before = set(sys.modules)
 heavy, modules = sys.argv[1].split(","), sys.argv[2:]
-failed = []
-for module in modules:
+running, failed = {}, []
+while modules or running:
+    if not modules or len(running) >= (os.cpu_count() or 1):
+        child, status = os.wait()
+        module = running.pop(child)
+        failed += [module] if status else []
+        continue
+    module = modules.pop()
     child = os.fork()
+    running[child] = module
     if child == 0:
         wrong = ""
         try:
@@ -97,8 +104,6 @@ for module in modules:
         if wrong:
             print(f"{module}: {wrong}", flush=True)
         os._exit(bool(wrong))
-    if os.waitpid(child, 0)[1]:
-        failed.append(module)
 sys.exit(f"failed: {failed}" if failed else 0)
 """
 

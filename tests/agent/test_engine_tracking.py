@@ -193,6 +193,13 @@ def test_what_cannot_be_read_is_counted_and_passed_over(engine):
     assert engine.tracker.table.counts.bad_tokens == 1
 
 
+def test_blocks_are_counted_as_the_engine_spoke_of_them(engine):
+    engine.live(0, message(store(0), store(0), store(1)))
+    engine.live(1, message(remove(0), remove(7)))
+    counts = engine.tracker.counts
+    assert (counts.blocks_stored, counts.blocks_removed) == (3, 2)
+
+
 # -- Restarts --------------------------------------------------------------------------------
 
 

@@ -17,7 +17,6 @@ from nearkv.agent.kv_events import (
     BlockRemoved,
     BlockStored,
     decode_batch,
-    total_blocks,
 )
 
 CAPTURED = Path(__file__).parents[1] / "data/vllm/kv_events.jsonl"
@@ -169,10 +168,6 @@ def test_a_payload_that_is_no_batch_is_refused(payload):
 def test_the_rank_may_be_absent(raw, dp_rank):
     batch = decode_batch(msgspec.msgpack.encode(raw))
     assert (batch.events, batch.dp_rank, batch.skipped) == ([], dp_rank, {})
-
-
-def test_blocks_of_a_batch_are_counted():
-    assert total_blocks([STORED, AllBlocksCleared(), BlockRemoved([1])]) == 3
 
 
 def captured():

@@ -160,6 +160,8 @@ async def test_the_series_that_operators_ask_for_are_there(node):
         "engine_up": 1,
         "blocks": 1,
         "event_messages_total": 1,
+        "blocks_stored_total": 1,
+        "blocks_removed_total": 0,
     }
     values = node.values()
     assert {name: values.get(name) for name in expected} == expected

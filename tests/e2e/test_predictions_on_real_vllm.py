@@ -27,7 +27,7 @@ from tests.integration.stack import ANY_PORT, eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-SMALL_CACHE = ("--num-gpu-blocks-override", "160", "--max-model-len", "2048")
+SMALL_CACHE = ("--num-gpu-blocks-override", "112", "--max-model-len", "2048")
 DEADLINE = aiohttp.ClientTimeout(total=120)
 
 
@@ -126,8 +126,7 @@ async def test_predictions_come_true_through_eviction_and_restart():
     async with real_fleet() as fleet:
         source = random.Random(1)
         await converse(fleet, source, turns=8)
-        removed = sum(t.counts.messages for t in fleet.trackers.values())
-        assert removed > 0
+        assert all(t.counts.blocks_removed > 20 for t in fleet.trackers.values())
         before = fleet.trackers["a"].incarnation
         fleet.engines["a"].process.kill()
         await fleet.engines["a"].process.wait()

@@ -86,7 +86,7 @@ async def test_what_is_declined_is_remembered_and_what_failed_is_not(
     server.status = status
     with pytest.raises(TokenizationError) as failed:
         await tokenizer.render(engine, CHATS, b"{}")
-    assert failed.value.engine_status == status
+    assert not failed.value.unreachable
     assert tokenizer.offers(engine, f"{CHATS}/render") is offered
     assert tokenizer.offers(engine, "/tokenize")
     assert tokenizer.offers(EngineRef("e", "i2", engine.url), f"{CHATS}/render")
@@ -144,7 +144,7 @@ async def test_an_engine_that_is_not_there_is_no_tokens(tokenizer, unused_port):
     nobody = EngineRef("e", "i", f"http://127.0.0.1:{unused_port}")
     with pytest.raises(TokenizationError) as failed:
         await tokenizer.tokenize(nobody, {})
-    assert failed.value.engine_status is None
+    assert failed.value.unreachable
     assert tokenizer.offers(nobody, "/tokenize")
 
 

@@ -178,6 +178,8 @@ def test_a_snapshot_that_begins_again_starts_from_nothing(fleet, agent):
     agent.blocks("e1", CHAIN)
     agent.snapshot({"e1": CHAIN[:2]})
     assert fleet.match(CHAIN) == {"e1": 2}
+    sweep(fleet)
+    assert (fleet.index.size.blocks, fleet.index.size.slots) == (2, 1)
 
 
 def test_a_lost_agents_engines_stay_and_age(fleet, agent):

@@ -57,6 +57,7 @@ class TableAgainstDict(RuleBasedStateMachine):
     @invariant()
     def both_agree(self):
         assert self.table.live == len(self.held)
+        assert self.table.live + self.table._dead == np.count_nonzero(self.table._keys_view)
         assert self.table.find(COLLIDING).tolist() == [self.held.get(k, 0) for k in COLLIDING]
         assert [self.table.get(k) for k in COLLIDING] == [self.held.get(k, 0) for k in COLLIDING]
         assert set(self.table.used_values().tolist()) - {0} == set(self.held.values())

@@ -94,7 +94,7 @@ def test_a_longer_text_needs_only_its_tail(memo):
 def test_nothing_is_known_past_where_texts_part(memo, at):
     known = words(1000)
     memo.put(entry_of(known))
-    found = find(memo, known[:at] + b"#" + known[at + 1 :])
+    found = find(memo, known[:at] + b"x" + known[at + 1 :])
     if at < STEP_BYTES:
         assert found is None
     else:
@@ -136,6 +136,17 @@ def test_a_text_that_parts_from_another_does_not_replace_it(memo):
     memo.put(second, extends=first)
     assert find(memo, first.text + b" x").entry is first
     assert find(memo, second.text + b" x").entry is second
+
+
+def test_dropping_a_text_leaves_what_a_newer_one_shares_with_it():
+    common = words(1000)
+    first = entry_of(common + b" " + words(400, "left"))
+    second = entry_of(common + b" " + words(400, "west"))
+    memo = PrefixMemo(limit_bytes=first.size_bytes + second.size_bytes)
+    memo.put(first)
+    memo.put(second)
+    memo.put(entry_of(words(600, "other")))
+    assert find(memo, common + b" elsewhere").entry is second
 
 
 def test_memory_is_bounded_and_what_is_used_stays():

@@ -237,6 +237,15 @@ def test_a_prefix_goes_on_through_linked_tiers():
     assert depths[other] == 5
 
 
+def test_a_tier_linked_late_counts_from_then_on():
+    index = PrefixIndex()
+    index.link_tier(opened(index), opened(index))
+    gpu, cpu = opened(index, CHAIN[:3]), opened(index, CHAIN[3:6])
+    assert index.match(CHAIN)[gpu] == 3
+    index.link_tier(gpu, cpu)
+    assert index.match(CHAIN)[gpu] == 6
+
+
 def test_a_closed_tier_continues_nobodys_prefix():
     index = PrefixIndex()
     gpu, cpu = opened(index, CHAIN[:3]), opened(index, CHAIN[3:6])
@@ -312,6 +321,11 @@ class IndexAgainstSets(RuleBasedStateMachine):
         if active:
             self._activate(engine)
         return engine
+
+    @rule(engine=engines)
+    def activate_later(self, engine):
+        if engine not in self.active:
+            self._activate(engine)
 
     def _activate(self, engine):
         for slot in engine:

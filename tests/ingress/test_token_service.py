@@ -50,9 +50,9 @@ class FakeEngine:
         self.calls.append((path, question))
         if path in self.declines:
             self.declined.add((engine.id, engine.incarnation, path))
-            raise TokenizationError(path, engine_status=403)
+            raise TokenizationError(path)
         if path in self.fails:
-            raise TokenizationError(path, engine_status=500)
+            raise TokenizationError(path)
 
     async def render(self, engine, path, body):
         self._answer(engine, f"{path}/render", body)

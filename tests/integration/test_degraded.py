@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from tests.doubles.engine import EngineDouble, EngineDoubleConfig
 from tests.integration.stack import eventually, running_agent, running_ingress, small_fleet
 
-QUICK = {"freshness": {"fresh_seconds": 0.15, "aged_seconds": 0.6}}
+QUICK = {"freshness": {"fresh_seconds": 0.5, "aged_seconds": 2.0}}
 DOCUMENT = "A long winter closed the pass above the village for weeks. " * 30
 
 
