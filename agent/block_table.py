@@ -239,7 +239,7 @@ class BlockTable:
             waited = self._remove_waiting(place, handle)
             if key is None:
                 self.counts.unknown_removed += not waited
-            else:
+            elif not any(handle in others for others in other_groups):
                 removed.append(key)
         changes.remove(event.medium, removed)
 

@@ -34,6 +34,7 @@ from nearkv.serving import require_bearer_token
 READINESS = web.AppKey("readiness", Readiness)
 KNOWLEDGE = web.AppKey("knowledge", Knowledge)
 
+_USUAL_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
 _CHECK_SYNC = "agents_synced"
 _HOUSEKEEPING_SECONDS = 5.0
 _SYNC_POLL_SECONDS = 0.05
@@ -72,6 +73,8 @@ async def build_app(settings: IngressSettings) -> web.Application:
     own = OwnApi(settings, knowledge, readiness, now=time.monotonic)
     app.router.add_get("/v1/models", own.models)
     app.add_subapp("/v1/status", _admin(settings, own))
+    for path in _USUAL_PATHS:  # found by name, without going through patterns
+        app.router.add_post(path, generate.handle)
     app.router.add_route("*", "/v1/{tail:.*}", generate.handle)
     app.cleanup_ctx.append(_background(settings, knowledge, metrics, readiness, session))
     return app
@@ -146,7 +149,7 @@ def _background(
                 knowledge.fleet,
                 session,
                 now=time.monotonic,
-                count_error=lambda reason: metrics.stream_errors.labels(reason).inc(),
+                count_error=lambda reason: metrics.stream_errors(reason).inc(),
                 limits=FollowLimits(
                     token=token,
                     connect_seconds=settings.deadlines.connect_seconds,

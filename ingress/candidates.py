@@ -1,7 +1,8 @@
 """From the fleet to candidates: what the router sees for one request (pure)."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from nearkv.freshness import FreshnessLimits
 from nearkv.ingress.fleet import EngineView
@@ -13,8 +14,7 @@ from nearkv.ingress.suspects import Suspects
 from nearkv.state.model import EngineState
 
 
-@dataclass(frozen=True, slots=True)
-class PromptView:
+class PromptView(msgspec.Struct, frozen=True):
     """What one request's prompt means to the fleet: blocks matched per engine, and a hint."""
 
     token_count: int

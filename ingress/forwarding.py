@@ -21,6 +21,7 @@ from nearkv.ingress.settings import DeadlineSettings
 
 _WHOLE_BODY_BYTES = 256 << 10
 _TAIL_BYTES = 4096
+_URLS_KEPT = 1024
 _CACHED = re.compile(rb'"cached_tokens":\s*(\d+)')
 _RETRYABLE_STATUSES = frozenset({500, 502, 503, 504})
 
@@ -94,6 +95,7 @@ class Forwarder:
         self._session = session
         self._deadlines = deadlines
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=deadlines.connect_seconds)
+        self._urls: dict[tuple[str, str], URL] = {}
 
     async def open(
         self, request: web.Request, body: bytes, target: Target, request_id: str
@@ -104,7 +106,7 @@ class Forwarder:
         took the request and kept silent (trying again would double the work).
         """
         headers = forwarded_headers(request.headers.items(), request_id, target.dp_rank)
-        url = URL(target.url + request.rel_url.raw_path_qs, encoded=True)
+        url = self._url_of(target.url, request.raw_path)
         seconds = self._deadlines.first_byte_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -120,6 +122,15 @@ class Forwarder:
         if opened.response.status in _RETRYABLE_STATUSES:
             raise RetryableFailureError(f"status {opened.response.status}", opened)
         return opened
+
+    def _url_of(self, base: str, path: str) -> URL:
+        """Return an engine's URL for a request's path, parsed once."""
+        url = self._urls.get((base, path))
+        if url is None:
+            if len(self._urls) >= _URLS_KEPT:
+                self._urls.clear()
+            url = self._urls[base, path] = URL(base + path, encoded=True)
+        return url
 
     async def _send(self, method: str, url: URL, headers: CIMultiDict[str], body: bytes) -> Opened:
         response = await self._session.request(

@@ -5,6 +5,7 @@ tokenization), the policy decides, the ledger counts, the request is forwarded. 
 before the first byte gets one more decision without the engine that failed.
 """
 
+import itertools
 import re
 import secrets
 import time
@@ -22,7 +23,7 @@ from nearkv.ingress.answers import (
     error_response,
 )
 from nearkv.ingress.candidates import CandidateBuilder, PromptView
-from nearkv.ingress.decisions import DecisionRecord, predicted_tokens, record_candidates
+from nearkv.ingress.decisions import DecisionRecord, predicted_tokens
 from nearkv.ingress.errors import (
     BodyTooLargeError,
     EngineFailedError,
@@ -100,6 +101,8 @@ class GenerateHandler:
             settings.cluster_secret.get_secret_value().encode() if settings.cluster_secret else b""
         )
         self._turn = 0
+        self._request_prefix = secrets.token_hex(5)
+        self._request_numbers = itertools.count(1)
         self._roots: dict[tuple[str, str, str], int] = {}
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -111,7 +114,7 @@ class GenerateHandler:
             await self._find_keys(job)
             return await self._serve(job)
         except IngressError as error:
-            self._metrics.requests.labels(error.reason, str(error.status)).inc()
+            self._metrics.requests(error.reason, str(error.status)).inc()
             log.info("refused", path=request.path, reason=error.reason, error=str(error))
             return error_response(error)
 
@@ -136,12 +139,15 @@ class GenerateHandler:
             path=request.path,
             body=body,
             parsed=parsed,
-            request_id=given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8),
+            request_id=given if _REQUEST_ID.fullmatch(given) else self._new_request_id(),
             arrived_at=arrived_at,
             views=self._views_for(parsed.model),
             prefix_ids=prefix_ids,
             hint=next(filter(None, map(self._know.hints.get, prefix_ids)), None),
         )
+
+    def _new_request_id(self) -> str:
+        return f"{self._request_prefix}-{next(self._request_numbers):x}"
 
     async def _read_body(self, request: web.Request) -> bytes:
         limit = self._settings.limits.max_body_bytes
@@ -179,6 +185,8 @@ class GenerateHandler:
         """
         if job.parsed.kind is PromptKind.NONE or self._settings.policy is not Policy.PREFIX_FIRST:
             return
+        if self._recall_keys(job):
+            return
         for _ in range(_SPEAKERS):
             speaker = self._choose_speaker(job.views)
             if speaker is None:
@@ -186,15 +194,25 @@ class GenerateHandler:
             try:
                 job.prompt = await self._ask(job, speaker)
             except TokenizationError as error:
-                self._metrics.tokenizations.labels("failed").inc()
+                self._metrics.tokenizations("failed").inc()
                 log.warning("no_tokens", request_id=job.request_id, error=str(error))
                 if not error.unreachable:
                     return
                 info = speaker.info
                 self._know.suspects.failed(info.id, info.incarnation, self._now())
             else:
-                self._metrics.tokenizations.labels(job.prompt.source).inc()
+                self._metrics.tokenizations(job.prompt.source).inc()
                 return
+
+    def _recall_keys(self, job: _Job) -> bool:
+        """Find the keys without asking anybody, where the same prompt was seen before."""
+        view = next((v for v in job.views if v.info.block_size is not None), None)
+        if view is None:
+            return False
+        job.prompt = self._know.tokens.recall(job.parsed, self._scope(view, job.parsed))
+        if job.prompt is not None:
+            self._metrics.tokenizations(job.prompt.source).inc()
+        return job.prompt is not None
 
     async def _ask(self, job: _Job, speaker: EngineView) -> PromptKeys:
         info = speaker.info
@@ -288,10 +306,10 @@ class GenerateHandler:
             prompt_tokens=prompt.token_count if prompt is not None else None,
             predicted_cached_tokens=predicted,
             tokens_from=prompt.source if prompt is not None else "none",
-            candidates=record_candidates(candidates),
+            candidates=candidates,
         )
         log.info("decision", decision=record)
-        self._metrics.decisions.labels(record.policy, record.reason, record.rung).inc()
+        self._metrics.decisions(record.policy, record.reason, record.rung).inc()
         if decision.reason == "no_kv_room":
             raise NoRoomError(
                 "every engine is below its free KV cache threshold; try again, or scale up",
@@ -336,7 +354,7 @@ class GenerateHandler:
         if job.prompt is not None:
             headers[PREDICTED_HEADER] = str(predicted)
         outcome = Outcome()
-        first_byte = self._metrics.first_byte_seconds.labels(decision.reason)
+        first_byte = self._metrics.first_byte_seconds(decision.reason)
         answer = await self._forwarder.relay(
             job.web_request,
             opened,
@@ -344,9 +362,9 @@ class GenerateHandler:
             outcome,
             first_byte=lambda: first_byte.observe(time.perf_counter() - job.arrived_at),
         )
-        self._metrics.requests.labels(decision.reason, str(opened.response.status)).inc()
+        self._metrics.requests(decision.reason, str(opened.response.status)).inc()
         if outcome.error is not None:
-            self._metrics.broken_streams.labels(outcome.error).inc()
+            self._metrics.broken_streams(outcome.error).inc()
             log.warning(
                 "stream_broken",
                 request_id=job.request_id,
@@ -368,9 +386,7 @@ class GenerateHandler:
             ENGINE_HEADER: ",".join(sorted(job.tried)),
             REASON_HEADER: EngineFailedError.reason,
         }
-        self._metrics.requests.labels(
-            EngineFailedError.reason, str(failure.opened.response.status)
-        ).inc()
+        self._metrics.requests(EngineFailedError.reason, str(failure.opened.response.status)).inc()
         return await self._forwarder.relay(
             job.web_request, failure.opened, headers, Outcome(), first_byte=lambda: None
         )
@@ -391,7 +407,7 @@ class GenerateHandler:
         reported = outcome.reported_cached_tokens
         if reported is None or job.prompt is None:
             return
-        self._metrics.parity.labels("equal" if reported == predicted else "different").inc()
+        self._metrics.parity("equal" if reported == predicted else "different").inc()
         info = view.info
         changed = self._know.parity.observe(
             info.id, info.incarnation, predicted=predicted, reported=reported

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_BYTES_PER_KEY = 44
+_BYTES_PER_KEY = 8
 _BYTES_PER_ENTRY = 400
 _KEPT_KEYS = 4096
 

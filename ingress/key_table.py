@@ -67,14 +67,23 @@ class KeyTable:
 
     def get(self, key: int) -> int:
         """Return a key's value, 0 when absent."""
-        key = key or 1
-        keys, mask = self._keys, self._mask
-        slot = key & mask
-        found = keys[slot]
-        while found and found != key:
-            slot = (slot + 1) & mask
+        return self.find_few((key,))[0]
+
+    def find_few(self, wanted: Sequence[int]) -> list[int]:
+        """Return the values of keys, up to and including the first absent one (0)."""
+        keys, values, mask = self._keys, self._values, self._mask
+        numbers = []
+        for key in without_zero(wanted):
+            slot = key & mask
             found = keys[slot]
-        return self._values[slot] if found else 0
+            while found and found != key:
+                slot = (slot + 1) & mask
+                found = keys[slot]
+            value = values[slot]
+            numbers.append(value)
+            if not value:
+                break
+        return numbers
 
     def find(self, wanted: Sequence[int] | Keys) -> Values:
         """Return the value of each key, 0 where absent."""

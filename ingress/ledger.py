@@ -4,19 +4,17 @@ Counted before dispatch, so that a burst spreads before any scrape can show it, 
 the engine's incarnation: when an engine is replaced, what was in flight there is gone.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(msgspec.Struct, frozen=True):
     """What is in flight at one engine."""
 
     requests: int = 0
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerEntry:
+class LedgerEntry(msgspec.Struct, frozen=True):
     """One dispatched request."""
 
     engine: str

@@ -1,6 +1,7 @@
 """The ingress's Prometheus series."""
 
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -9,32 +10,55 @@ from prometheus_client.registry import Collector
 from nearkv.ingress.fleet import Fleet
 from nearkv.ingress.ledger import Ledger
 
+M = TypeVar("M", Counter, Histogram)
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _ROUTING_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1)
+
+
+class ByLabels(Generic[M]):
+    """A metric's children by label values, found without the library's lock and checks."""
+
+    def __init__(self, metric: M) -> None:
+        self._metric = metric
+        self._children: dict[tuple[str, ...], M] = {}
+
+    def __call__(self, *labels: str) -> M:
+        """Return the child for these label values."""
+        child = self._children.get(labels)
+        if child is None:
+            child = self._children[labels] = self._metric.labels(*labels)
+        return child
 
 
 class IngressMetrics:
     """Counters and histograms, on a registry of their own."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
-            "nearkv_ingress_requests",
-            "Requests answered, by how they were routed and the status.",
-            ("reason", "status"),
-            registry=registry,
+        self.requests = ByLabels(
+            Counter(
+                "nearkv_ingress_requests",
+                "Requests answered, by how they were routed and the status.",
+                ("reason", "status"),
+                registry=registry,
+            )
         )
-        self.decisions = Counter(
-            "nearkv_ingress_decisions",
-            "Routing decisions, by policy, reason and the freshness rung they stood on.",
-            ("policy", "reason", "rung"),
-            registry=registry,
+        self.decisions = ByLabels(
+            Counter(
+                "nearkv_ingress_decisions",
+                "Routing decisions, by policy, reason and the freshness rung they stood on.",
+                ("policy", "reason", "rung"),
+                registry=registry,
+            )
         )
-        self.first_byte_seconds = Histogram(
-            "nearkv_ingress_first_byte_seconds",
-            "From the request's arrival to the first byte of the answer.",
-            ("reason",),
-            buckets=_SECONDS,
-            registry=registry,
+        self.first_byte_seconds = ByLabels(
+            Histogram(
+                "nearkv_ingress_first_byte_seconds",
+                "From the request's arrival to the first byte of the answer.",
+                ("reason",),
+                buckets=_SECONDS,
+                registry=registry,
+            )
         )
         self.routing_seconds = Histogram(
             "nearkv_ingress_routing_seconds",
@@ -50,34 +74,42 @@ class IngressMetrics:
             "Prompt tokens predicted to be in the chosen engine's cache.",
             registry=registry,
         )
-        self.tokenizations = Counter(
-            "nearkv_ingress_tokenizations",
-            "Where token ids came from; failed means that there were none.",
-            ("source",),
-            registry=registry,
+        self.tokenizations = ByLabels(
+            Counter(
+                "nearkv_ingress_tokenizations",
+                "Where token ids came from; failed means that there were none.",
+                ("source",),
+                registry=registry,
+            )
         )
         self.retries = Counter(
             "nearkv_ingress_retries",
             "Requests sent to another engine before the first byte.",
             registry=registry,
         )
-        self.broken_streams = Counter(
-            "nearkv_ingress_broken_streams",
-            "Answers that ended early, by cause.",
-            ("cause",),
-            registry=registry,
+        self.broken_streams = ByLabels(
+            Counter(
+                "nearkv_ingress_broken_streams",
+                "Answers that ended early, by cause.",
+                ("cause",),
+                registry=registry,
+            )
         )
-        self.stream_errors = Counter(
-            "nearkv_ingress_agent_stream_errors",
-            "Agent streams that broke, by cause.",
-            ("cause",),
-            registry=registry,
+        self.stream_errors = ByLabels(
+            Counter(
+                "nearkv_ingress_agent_stream_errors",
+                "Agent streams that broke, by cause.",
+                ("cause",),
+                registry=registry,
+            )
         )
-        self.parity = Counter(
-            "nearkv_ingress_parity_checks",
-            "Responses whose reported cached tokens were compared with the prediction.",
-            ("outcome",),
-            registry=registry,
+        self.parity = ByLabels(
+            Counter(
+                "nearkv_ingress_parity_checks",
+                "Responses whose reported cached tokens were compared with the prediction.",
+                ("outcome",),
+                registry=registry,
+            )
         )
 
 

@@ -19,6 +19,8 @@ import numpy as np
 from nearkv.ingress.key_table import KeyTable, as_keys, capacity_within
 
 _FOLD_LIMIT = 1 << 16
+_FEW_BLOCKS = 32
+_NO_KEYS = as_keys(())
 _FIRST_CHUNK = 256
 _CHUNK_BLOCKS = 4096
 _SWEEP_SLOTS = 1 << 16
@@ -203,26 +205,36 @@ class PrefixIndex:
         With tiers linked, an engine's depth stands under its primary slot. Cost is linear
         in the deepest match, not in the prompt: a miss costs one look-up.
         """
-        alive = self._live
         depths: dict[int, int] = {}
-        if not len(keys) or not alive & self._masks[self._table.get(int(keys[0]))]:
-            return depths
-        sought = as_keys(keys)
-        depth = 0
-        chunk = _FIRST_CHUNK
-        while depth < sought.size:
-            numbers = self._table.find(sought[depth : depth + chunk])
-            for start, number in _runs(numbers):
-                held = alive & self._fold(self._masks[number])
-                if held != alive:
-                    _record(depths, alive ^ held, depth + start)
-                    if not held:
-                        return depths
-                    alive = held
-            depth += numbers.size
-            chunk = _CHUNK_BLOCKS
-        _record(depths, alive, depth)
+        alive = self._live
+        for start, number in self._runs_along(keys):
+            held = alive & self._fold(self._masks[number])
+            if held != alive:
+                _record(depths, alive ^ held, start)
+                if not held:
+                    return depths
+                alive = held
+        _record(depths, alive, len(keys))
         return depths
+
+    def _runs_along(self, keys: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield (start, set number) of each run of blocks: a few singly, the rest by numpy."""
+        previous = -1
+        few = self._table.find_few(keys[:_FEW_BLOCKS])
+        for start, number in enumerate(few):
+            if number != previous:
+                yield start, number
+                previous = number
+        sought = as_keys(keys) if len(keys) > _FEW_BLOCKS else _NO_KEYS
+        start, chunk = _FEW_BLOCKS, _FIRST_CHUNK
+        while start < sought.size:
+            numbers = self._table.find(sought[start : start + chunk])
+            changes = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+            yield start, int(numbers[0])
+            for change in changes.tolist():
+                yield start + change, int(numbers[change])
+            start += numbers.size
+            chunk = _CHUNK_BLOCKS
 
     def _fold(self, mask: int) -> int:
         """Give each engine's primary bit to masks that hold any of its tiers."""
@@ -238,12 +250,6 @@ class PrefixIndex:
                 self._folded.clear()
             self._folded[mask] = folded
         return folded
-
-
-def _runs(numbers: "np.typing.NDArray[np.uint32]") -> Iterator[tuple[int, int]]:
-    """Yield (start, number) of each run of equal numbers."""
-    starts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()]
-    return zip(starts, numbers[starts].tolist(), strict=True)
 
 
 def _record(depths: dict[int, int], slots: int, depth: int) -> None:

@@ -5,7 +5,6 @@ unchanged and judges the rest. Errors name the field, as the engine's own do.
 """
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -39,8 +38,7 @@ class PromptKind(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
+class GenerateRequest(msgspec.Struct, frozen=True):
     """What routing knows of a request before tokens.
 
     ``digest`` is equal for equal prompts of equal templates, whatever else differs.

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from nearkv.freshness import Freshness
 
 _FREE_STEPS = 1000
@@ -41,8 +43,7 @@ class Gate:
     min_free_ratio: float = 0.10
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """One engine as the router sees it for one request; ``None`` is unknown.
 
     ``cached_tokens`` is what it should hold of the prompt; ``decay`` and ``trust`` (both
@@ -65,8 +66,7 @@ class Candidate:
     avoid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """The engine chosen (``None``: none may take it), why, and on what data."""
 
     engine: str | None

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 from nearkv.block_keys import TOKEN_BYTES
@@ -21,13 +22,12 @@ from nearkv.ingress.tokens.alignment import find_cut
 STEP_BYTES = 1024
 """Texts shorter than two steps are not worth remembering by prefix."""
 _ENTRY_BYTES = 1000
-_BYTES_PER_KEY = 44
+_BYTES_PER_KEY = 8
 _BYTES_PER_STEP = 120
 
 
-@dataclass(frozen=True, slots=True)
-class PromptKeys:
-    """A tokenized prompt: its length, and the keys of its full blocks.
+class PromptKeys(msgspec.Struct, frozen=True):
+    """A tokenized prompt: its length, and the keys of its full blocks (an ``array('Q')``).
 
     ``source`` says where the tokens came from: render, tokenize, local, memo, prefix, ids.
     """

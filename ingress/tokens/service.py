@@ -94,11 +94,7 @@ class TokenService:
         engine: EngineRef,
     ) -> PromptKeys:
         """Return a request's block keys; raises :class:`TokenizationError`."""
-        if request.kind is PromptKind.TOKENS:
-            packed = pack_tokens(request.token_ids)
-            return _keyed(packed, scope, source="ids")
-        memo_key = b"%d:%d:" % (scope.root, scope.block_size) + request.digest
-        known = self._prompts.get(memo_key)
+        known = self.recall(request, scope)
         if known is not None:
             return known
         if (
@@ -111,8 +107,15 @@ class TokenService:
         else:
             tokenized, source = await self._tokenize(request, body, path, scope.model, engine)
             found = _keyed(pack_tokens(tokenized.token_ids), scope, source=source)
-        self._prompts.put(memo_key, PromptKeys(found.token_count, found.keys, "memo"))
+        remembered = PromptKeys(found.token_count, found.keys, "memo")
+        self._prompts.put(_memo_key(request, scope), remembered)
         return found
+
+    def recall(self, request: GenerateRequest, scope: KeyScope) -> PromptKeys | None:
+        """Return a request's block keys where that takes no tokenization."""
+        if request.kind is PromptKind.TOKENS:
+            return _keyed(pack_tokens(request.token_ids), scope, source="ids")
+        return self._prompts.get(_memo_key(request, scope))
 
     def forget(self, known: set[tuple[str, str]]) -> None:
         """Drop what was learnt of engines and incarnations no longer known."""
@@ -254,18 +257,22 @@ def _question(request: GenerateRequest, body: bytes, model: str) -> Mapping[str,
     return question
 
 
+def _memo_key(request: GenerateRequest, scope: KeyScope) -> bytes:
+    return b"%d:%d:" % (scope.root, scope.block_size) + request.digest
+
+
 def _keyed(
     packed: bytes, scope: KeyScope, *, source: str, known: KnownPrefix | None = None
 ) -> PromptKeys:
     """Chain the keys of packed tokens, going on from a known prefix's where there is one."""
-    kept: list[int] = []
+    keys = array("Q")
     if known is not None:
         entry = known.entry
         if (entry.root, entry.block_size) == (scope.root, scope.block_size):
-            kept = list(entry.keys[: known.token_count // scope.block_size])
-    parent = kept[-1] if kept else scope.root
-    rest = packed[len(kept) * scope.block_size * TOKEN_BYTES :]
-    keys = kept + chain_keys(parent, rest, scope.block_size)
+            keys.extend(entry.keys[: known.token_count // scope.block_size])
+    parent = keys[-1] if keys else scope.root
+    rest = packed[len(keys) * scope.block_size * TOKEN_BYTES :]
+    keys.extend(chain_keys(parent, rest, scope.block_size))
     return PromptKeys(len(packed) // TOKEN_BYTES, keys, source)
 
 

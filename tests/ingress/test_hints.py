@@ -29,7 +29,7 @@ def test_the_bound_is_in_bytes_and_counts_keys():
     hints = PrefixHints(limit_bytes=100_000)
     for i in range(100):
         hints.learn(f"session-{i}", hint(range(1000)))
-    assert len(hints) == 2
+    assert 0 < len(hints) <= 100_000 // 8000
 
 
 def test_learning_a_name_again_and_again_costs_it_once():

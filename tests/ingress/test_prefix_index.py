@@ -392,6 +392,7 @@ def test_the_index_agrees_with_plain_sets(monkeypatch):
     # Small, so that a dozen keys make several slices, chunks, rebuilds and recycled numbers.
     monkeypatch.setattr(key_table, "_LEAST_SLOTS", 4)
     monkeypatch.setattr(prefix_index, "_SWEEP_SLOTS", 3)
+    monkeypatch.setattr(prefix_index, "_FEW_BLOCKS", 2)
     monkeypatch.setattr(prefix_index, "_FIRST_CHUNK", 2)
     monkeypatch.setattr(prefix_index, "_CHUNK_BLOCKS", 3)
     monkeypatch.setattr(prefix_index, "_SPARE_SETS", 4)

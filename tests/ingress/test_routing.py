@@ -1,10 +1,9 @@
 """Routing policies: candidates in, decision out."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nearkv.freshness import Freshness, FreshnessLimits
 from nearkv.ingress.candidates import CandidateBuilder, PromptView

@@ -123,7 +123,15 @@ async def test_token_ids_need_nobody(asking):
     found = await asking.text(list(range(40)))
     assert asking.engine.calls == []
     assert (found.token_count, found.source) == (40, "ids")
-    assert found.keys == chain_keys(SCOPE.root, pack_tokens(range(40)), 16)
+    assert list(found.keys) == chain_keys(SCOPE.root, pack_tokens(range(40)), 16)
+
+
+async def test_what_was_seen_can_be_recalled_without_an_engine(asking):
+    seen = parse_completion(b'{"model": "tiny", "prompt": "hello world"}')
+    assert asking.service.recall(seen, SCOPE) is None
+    found = await asking.text("hello world")
+    assert asking.service.recall(seen, SCOPE).keys == found.keys
+    assert asking.service.recall(seen, KeyScope("tiny", 99, 16)) is None
 
 
 async def test_render_gets_the_clients_bytes(asking):
