@@ -29,7 +29,7 @@ from nearkv.ingress.suspects import Suspects
 from nearkv.ingress.tokens.engine_tokenizer import EngineTokenizer
 from nearkv.ingress.tokens.local_tokenizer import LocalTokenizer
 from nearkv.ingress.tokens.service import TokenService
-from nearkv.serving import require_bearer_token
+from nearkv.serving import guard_with_token
 
 READINESS = web.AppKey("readiness", Readiness)
 KNOWLEDGE = web.AppKey("knowledge", Knowledge)
@@ -72,19 +72,12 @@ async def build_app(settings: IngressSettings) -> web.Application:
     add_health_routes(app, readiness, registry=registry)
     own = OwnApi(settings, knowledge, readiness, now=time.monotonic)
     app.router.add_get("/v1/models", own.models)
-    app.add_subapp("/v1/status", _admin(settings, own))
+    app.router.add_get("/v1/status", guard_with_token(own.status, settings.admin_token))
     for path in _USUAL_PATHS:  # found by name, without going through patterns
         app.router.add_post(path, generate.handle)
     app.router.add_route("*", "/v1/{tail:.*}", generate.handle)
     app.cleanup_ctx.append(_background(settings, knowledge, metrics, readiness, session))
     return app
-
-
-def _admin(settings: IngressSettings, own: OwnApi) -> web.Application:
-    """Return the admin paths, behind their own token where one is set."""
-    admin = web.Application(middlewares=[require_bearer_token(settings.admin_token)])
-    admin.router.add_get("", own.status)
-    return admin
 
 
 def _open_session(settings: IngressSettings) -> aiohttp.ClientSession:
@@ -131,6 +124,7 @@ def _gather_knowledge(
         ledger=Ledger(),
         parity=ParityCheck(),
         suspects=Suspects(),
+        secret=settings.cluster_secret_bytes,
     )
 
 
@@ -184,12 +178,17 @@ async def _guard(job: Coroutine[Any, Any, None], readiness: Readiness) -> None:
 
 
 async def _keep_house(knowledge: Knowledge) -> None:
-    """Sweep the index in slices, and drop what was learnt of engines long gone."""
+    """Sweep the index in slices, drop what was learnt of engines long gone, check secrets."""
+    warned: list[str] = []
     while True:
         await asyncio.sleep(_HOUSEKEEPING_SECONDS)
         for _ in knowledge.fleet.index.sweep():
             await asyncio.sleep(0)
         knowledge.forget_the_gone()
+        mismatches = knowledge.key_mismatches()
+        if mismatches != warned:
+            warned = mismatches
+            log.warning("cluster_secret_differs", engines=mismatches)
 
 
 async def _report_sync(fleet: Fleet, readiness: Readiness, longest_seconds: float) -> None:

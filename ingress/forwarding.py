@@ -246,10 +246,15 @@ def forwarded_headers(
 ) -> CIMultiDict[str]:
     """Return the client's headers less what is hop-by-hop or names hosts."""
     kept: CIMultiDict[str] = CIMultiDict()
+    named: list[str] = []
     for name, value in headers:
         lowered = name.lower()
         if lowered not in _NOT_FORWARDED and not lowered.startswith(_OURS):
             kept.add(name, value)
+        elif lowered == "connection":
+            named += value.split(",")
+    for name in named:  # what Connection names is hop-by-hop too (RFC 9110, 7.6.1)
+        kept.popall(name.strip(), None)
     kept["X-Request-Id"] = request_id
     if dp_rank is not None:
         kept["X-data-parallel-rank"] = str(dp_rank)

@@ -97,9 +97,6 @@ class GenerateHandler:
         self._candidates = candidates
         self._now = now
         self._gate = Gate(settings.gate.min_free_bytes, settings.gate.min_free_ratio)
-        self._secret = (
-            settings.cluster_secret.get_secret_value().encode() if settings.cluster_secret else b""
-        )
         self._turn = 0
         self._request_prefix = secrets.token_hex(5)
         self._request_numbers = itertools.count(1)
@@ -249,7 +246,7 @@ class GenerateHandler:
         if root is None:
             if len(self._roots) > 1024:  # noqa: PLR2004 (a bound, nothing more)
                 self._roots.clear()
-            root = self._roots[name] = root_key(KeyNamespace(*name), self._secret)
+            root = self._roots[name] = root_key(KeyNamespace(*name), self._know.secret)
         return KeyScope(parsed.model or info.model, root, info.block_size or 0)
 
     # -- Deciding and forwarding -------------------------------------------------------
@@ -400,6 +397,8 @@ class GenerateHandler:
             self._know.totals.prompt_tokens += job.prompt.token_count
             self._know.totals.predicted_tokens += predicted
         keys = job.prompt.keys if job.prompt is not None else ()
+        if not keys and job.hint is not None:
+            keys = job.hint.keys  # what was learnt before is better than nothing
         for prefix_id in job.prefix_ids:
             self._know.hints.learn(prefix_id, PrefixHint(keys, view.info.id, view.info.incarnation))
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from nearkv.block_keys import KeyNamespace, root_key
 from nearkv.ingress.fleet import Fleet
 from nearkv.ingress.hints import PrefixHints
 from nearkv.ingress.ledger import Ledger
@@ -29,7 +30,17 @@ class Knowledge:
     ledger: Ledger
     parity: ParityCheck
     suspects: Suspects
+    secret: bytes = b""
     totals: Totals = field(default_factory=Totals)
+
+    def key_mismatches(self) -> list[str]:
+        """Return the engines whose block keys are made with another cluster secret than ours."""
+        return [
+            view.info.id
+            for view in self.fleet.engines.values()
+            if view.info.key_check
+            and view.info.key_check != root_key(KeyNamespace(view.info.key_model), self.secret)
+        ]
 
     def forget_the_gone(self) -> None:
         """Drop what was learnt of engines and incarnations that no longer exist."""

@@ -20,7 +20,7 @@ class ByLabels(Generic[M]):
     """A metric's children by label values, found without the library's lock and checks."""
 
     def __init__(self, metric: M) -> None:
-        self._metric = metric
+        self._metric: M = metric
         self._children: dict[tuple[str, ...], M] = {}
 
     def __call__(self, *labels: str) -> M:

@@ -143,6 +143,7 @@ class PrefixIndex:
         """
         dead = self._dead
         if not dead:
+            self._recycle_numbers()
             return
         table = self._table
         table.pinned = True
@@ -207,6 +208,8 @@ class PrefixIndex:
         """
         depths: dict[int, int] = {}
         alive = self._live
+        if not alive:
+            return depths
         for start, number in self._runs_along(keys):
             held = alive & self._fold(self._masks[number])
             if held != alive:

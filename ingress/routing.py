@@ -148,13 +148,16 @@ def _load_order(candidate: Candidate) -> tuple[int, ...]:
 def _space_order(candidates: Sequence[Candidate]) -> Callable[[Candidate], tuple[int, ...]]:
     """Order by free KV, most first, then by load.
 
-    Free bytes are compared where all sizes are known, free shares otherwise.
+    Free bytes are compared where all sizes are known, free shares otherwise. An engine that
+    does not tell its free share is taken for an average one, not for a full one.
     """
     sizes = [c.total_bytes for c in candidates if c.total_bytes]
     largest = max(sizes) if len(sizes) == len(candidates) else 0
+    told = [c.free_ratio for c in candidates if c.free_ratio is not None]
+    average = sum(told) / len(told) if told else 0.0
 
     def order(candidate: Candidate) -> tuple[int, ...]:
-        free = candidate.free_ratio or 0.0
+        free = average if candidate.free_ratio is None else candidate.free_ratio
         if largest and candidate.total_bytes:
             free *= candidate.total_bytes / largest
         return (-round(free * _FREE_STEPS), *_load_order(candidate))

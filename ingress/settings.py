@@ -104,3 +104,8 @@ class IngressSettings(ComponentSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe events to log."
     )
+
+    @property
+    def cluster_secret_bytes(self) -> bytes:
+        """The cluster secret as it keys the block keys; empty where there is none."""
+        return self.cluster_secret.get_secret_value().encode() if self.cluster_secret else b""

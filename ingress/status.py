@@ -27,6 +27,10 @@ def describe_ingress(
             _describe_engine(view, knowledge, limits, now)
             for _, view in sorted(fleet.engines.items())
         ],
+        "problems": [
+            f"{engine}: its block keys are made with another cluster secret, so no prompt is found"
+            for engine in knowledge.key_mismatches()
+        ],
         "index": {
             "blocks": size.blocks,
             "bytes": size.estimated_bytes,

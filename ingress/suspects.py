@@ -26,8 +26,14 @@ class Suspects:
         self._of: dict[tuple[str, str], _Record] = {}
 
     def failed(self, engine: str, incarnation: str, now: float) -> None:
-        """Note a failure before the first byte."""
+        """Note a failure before the first byte.
+
+        Failures while the engine is left alone already belong to the same trouble (requests
+        that were on their way); they make the pause no longer.
+        """
         record = self._of.get((engine, incarnation))
+        if record is not None and now < record.until:
+            return
         failures = 1 if record is None else record.failures + 1
         doublings = min(failures - 1, _MOST_DOUBLINGS)
         pause = min(self._cooldown_seconds * 2**doublings, self._longest_seconds)

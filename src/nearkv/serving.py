@@ -190,6 +190,21 @@ def require_bearer_token(
     return check_token
 
 
+def guard_with_token(handler: Handler, token: SecretStr | None) -> Handler:
+    """Return one handler behind a bearer token, for applications that are open otherwise.
+
+    A middleware or a sub-application would cost every request of a busy server.
+    """
+    if token is None:
+        return handler
+    check = require_bearer_token(token, open_paths=())
+
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        return await check(request, handler)
+
+    return guarded
+
+
 def _unauthorized(*, presented: bool) -> web.Response:
     challenge = 'Bearer realm="nearkv"' + (', error="invalid_token"' if presented else "")
     message = "the bearer token is wrong" if presented else "a bearer token is required"

@@ -16,10 +16,18 @@ def suspects():
     ids=lambda value: f"{value:g}",
 )
 def test_the_pause_doubles_up_to_a_bound(suspects, failures, pause):
+    at = 0.0
     for _ in range(failures):
+        at += 30.0  # each time after the last pause
+        suspects.failed("e", "i", at)
+    assert suspects.is_suspect("e", "i", at + pause - 0.01)
+    assert not suspects.is_suspect("e", "i", at + pause)
+
+
+def test_failures_of_one_burst_count_once(suspects):
+    for _ in range(50):
         suspects.failed("e", "i", 100.0)
-    assert suspects.is_suspect("e", "i", 100.0 + pause - 0.01)
-    assert not suspects.is_suspect("e", "i", 100.0 + pause)
+    assert not suspects.is_suspect("e", "i", 102.0)
 
 
 def test_a_success_wipes_the_record(suspects):

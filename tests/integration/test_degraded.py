@@ -98,3 +98,15 @@ async def test_a_restarted_agent_is_followed_again_and_nothing_is_lost():
             assert response.headers["x-nearkv-engine"] == holder
             reported = body["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert int(response.headers["x-nearkv-predicted-cached-tokens"]) == reported > 0
+
+
+async def test_another_cluster_secret_is_said_instead_of_hitting_nothing_in_silence():
+    async with (
+        double() as engine,
+        running_agent(engine, cluster_secret="one") as agent,
+        running_ingress(agent.url, cluster_secret="two") as ingress,
+    ):
+        async with ingress.session.get(ingress.url + "/v1/status") as answer:
+            (problem,) = (await answer.json())["problems"]
+        assert problem.startswith("a: ")
+        assert "cluster secret" in problem

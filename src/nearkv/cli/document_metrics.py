@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
 from nearkv.health import create_registry
@@ -152,7 +153,7 @@ def _series_of(registry: CollectorRegistry) -> list[Series]:
         Series(
             family.name + {"counter": "_total", "info": "_info"}.get(family.type, ""),
             family.type,
-            labels.get(family.name) or tuple(getattr(family, "_labelnames", ())),
+            labels.get(family.name) or _labels_carried(family),
             family.documentation,
         )
         for family in registry.collect()
@@ -160,7 +161,7 @@ def _series_of(registry: CollectorRegistry) -> list[Series]:
 
 
 def _labels_declared(registry: CollectorRegistry) -> dict[str, tuple[str, ...]]:
-    """Return the labels of metrics by family; families of collectors carry them themselves.
+    """Return the labels of metrics by family; collectors of our own put them on the family.
 
     A family without samples does not say its labels, and prometheus_client offers no way to
     ask for them, hence the private attributes here.
@@ -171,6 +172,13 @@ def _labels_declared(registry: CollectorRegistry) -> dict[str, tuple[str, ...]]:
         if isinstance(metric, MetricWrapperBase)
         for family in metric.describe()
     }
+
+
+def _labels_carried(family: Metric) -> tuple[str, ...]:
+    """Return the labels that a collector gave its family; an info's are on its one sample."""
+    if family.type == "info":
+        return tuple(family.samples[0].labels)
+    return tuple(getattr(family, "_labelnames", ()))
 
 
 def _row(series: Series) -> str:

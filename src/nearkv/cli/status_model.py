@@ -90,6 +90,7 @@ class IngressStatus(
     engines: tuple[IngressEngine, ...] = ()
     requests_total: int | None = None
     hit_ratio: float | None = None
+    problems: tuple[str, ...] = ()
 
 
 Status = AgentStatus | IngressStatus

@@ -90,6 +90,7 @@ def list_problems(status: Status) -> Iterator[str]:
         for engine in status.engines:
             yield from _engine_problems(engine, known=status.problems)
         return
+    yield from status.problems
     if status.ready is False:
         yield "the ingress is not ready"
     for agent in status.agents:
