@@ -16,7 +16,7 @@ class ConfiguredEngine(SettingsGroup):
     url: str = Field(description="Base URL of its HTTP API, such as http://127.0.0.1:8000.")
     role: Literal["prefill", "decode", "both"] = Field("both", description="Work it may get.")
     group: str | None = Field(
-        None, description="Engines that can serve each other's KV; default: model and block size."
+        None, description="Engines that can serve each other's KV; default: the served model."
     )
     key_model: str | None = Field(
         None, description="Model name in the block-key namespace; default: the served model."

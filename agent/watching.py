@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 import zmq.asyncio
@@ -92,8 +92,21 @@ class EngineWatch:
         return _Identity(
             cards=await self._probe.models(),
             version=await self._probe.version(),
-            sources=self._spec.event_sources() or await self._probe.event_sources() or {},
+            sources=await self._event_sources(),
         )
+
+    async def _event_sources(self) -> Mapping[int, EventSource]:
+        """Return where events come from: as configured, completed by what the engine says."""
+        configured = self._spec.event_sources()
+        if configured and all(source.replay_endpoint for source in configured.values()):
+            return configured
+        told = await self._probe.event_sources() or {}
+        return {
+            rank: replace(source, replay_endpoint=told[rank].replay_endpoint)
+            if rank in told
+            else source
+            for rank, source in configured.items()
+        } or told
 
     async def _follow(self, identity: _Identity) -> None:
         """Follow events and scrapes until the engine turns out to be another one."""

@@ -5,7 +5,7 @@ import os
 import sys
 
 from nearkv.errors import NearkvError
-from nearkv.ingress.app import READINESS, build_app
+from nearkv.ingress.app import KNOWLEDGE, READINESS, build_app
 from nearkv.ingress.settings import IngressSettings
 from nearkv.logs import configure_logging
 from nearkv.serving import run, serve
@@ -31,6 +31,7 @@ async def _serve(settings: IngressSettings) -> None:
         app,
         address=settings.listen,
         readiness=app[READINESS],
+        in_flight=app[KNOWLEDGE].in_flight,
         drain_seconds=settings.drain_seconds,
     )
 

@@ -8,6 +8,7 @@ from nearkv.ingress.errors import IngressError, NoRoomError, RequestError
 ENGINE_HEADER = "x-nearkv-engine"
 REASON_HEADER = "x-nearkv-reason"
 PREDICTED_HEADER = "x-nearkv-predicted-cached-tokens"
+REQUEST_ID_HEADER = "X-Request-Id"
 NO_ENGINE = "none"
 
 
@@ -28,9 +29,13 @@ def error_body(error: IngressError) -> bytes:
     return msgspec.json.encode(_Envelope(_Error(str(error), error.kind, param, error.status)))
 
 
-def error_response(error: IngressError, *, engine: str = NO_ENGINE) -> web.Response:
+def error_response(error: IngressError, *, request_id: str) -> web.Response:
     """Return the HTTP answer for an error."""
-    headers = {ENGINE_HEADER: engine, REASON_HEADER: error.reason}
+    headers = {
+        ENGINE_HEADER: NO_ENGINE,
+        REASON_HEADER: error.reason,
+        REQUEST_ID_HEADER: request_id,
+    }
     if isinstance(error, NoRoomError):
         headers["Retry-After"] = str(error.retry_after_seconds)
     return web.Response(

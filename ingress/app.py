@@ -29,7 +29,7 @@ from nearkv.ingress.suspects import Suspects
 from nearkv.ingress.tokens.engine_tokenizer import EngineTokenizer
 from nearkv.ingress.tokens.local_tokenizer import LocalTokenizer
 from nearkv.ingress.tokens.service import TokenService
-from nearkv.serving import guard_with_token
+from nearkv.serving import InFlight, guard_with_token
 
 READINESS = web.AppKey("readiness", Readiness)
 KNOWLEDGE = web.AppKey("knowledge", Knowledge)
@@ -124,6 +124,7 @@ def _gather_knowledge(
         ledger=Ledger(),
         parity=ParityCheck(),
         suspects=Suspects(),
+        in_flight=InFlight(),
         secret=settings.cluster_secret_bytes,
     )
 
@@ -143,7 +144,7 @@ def _background(
                 knowledge.fleet,
                 session,
                 now=time.monotonic,
-                count_error=lambda reason: metrics.stream_errors(reason).inc(),
+                count_error=metrics.stream_errors.add,
                 limits=FollowLimits(
                     token=token,
                     connect_seconds=settings.deadlines.connect_seconds,

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from nearkv.freshness import FreshnessLimits
+from nearkv.freshness import Freshness, FreshnessLimits
 from nearkv.ingress.fleet import EngineView
 from nearkv.ingress.hints import PrefixHint
 from nearkv.ingress.ledger import InFlight, Ledger
@@ -43,6 +43,7 @@ class CandidateBuilder:
     def _candidate(self, view: EngineView, prompt: PromptView, now: float) -> Candidate:
         info = view.info
         age_seconds = view.age_seconds(now)
+        freshness = self._limits.classify(age_seconds)
         in_flight = self._ledger.at(info.id, info.incarnation)
         depth = prompt.depths.get(info.id, 0)
         gauges = view.gauges
@@ -52,8 +53,8 @@ class CandidateBuilder:
         return Candidate(
             engine=info.id,
             role=info.role,
-            freshness=self._limits.classify(age_seconds),
-            decay=self._decay(age_seconds),
+            freshness=freshness,
+            decay=1.0 if freshness is Freshness.FRESH else self._decay(age_seconds),
             trust=self._parity.trust_ratio(info.id, info.incarnation),
             cached_tokens=cached_tokens(info.block_size, depth, prompt.token_count),
             free_ratio=_free_ratio(view, in_flight),

@@ -58,6 +58,12 @@ class NoRoomError(IngressError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class TooManyRequestsError(NoRoomError):
+    """This replica serves as many requests as it may."""
+
+    reason = "too_many_requests"
+
+
 class NoEngineError(IngressError):
     """No engine is known, or none could be reached."""
 

@@ -71,10 +71,14 @@ class Opened:
 
 @dataclass(slots=True)
 class Outcome:
-    """How a forwarded answer ended; ``reported_cached_tokens`` is the engine's own count."""
+    """How a forwarded answer ended; ``reported_cached_tokens`` is the engine's own count.
+
+    ``writing`` says that the client is being waited for, not the engine.
+    """
 
     reported_cached_tokens: int | None = None
     error: str | None = None
+    writing: bool = False
 
 
 class RetryableFailureError(Exception):
@@ -188,12 +192,11 @@ class Forwarder:
         await answer.prepare(request)
         first_byte()
         try:
-            tail = await self._copy(opened, answer)
+            tail = await self._copy(opened, answer, outcome)
             outcome.reported_cached_tokens = reported_cached_tokens(tail)
         except (aiohttp.ClientPayloadError, TimeoutError) as error:
-            timed_out = isinstance(error, TimeoutError)
-            outcome.error = "engine_timeout" if timed_out else "engine_died"
-            await self._end_broken(request, answer, timed_out=timed_out)
+            outcome.error = _cause(error, outcome)
+            await self._end_broken(request, answer, outcome.error)
             return answer
         except ConnectionError:
             outcome.error = "client_gone"
@@ -201,7 +204,7 @@ class Forwarder:
         await answer.write_eof()
         return answer
 
-    async def _copy(self, opened: Opened, answer: web.StreamResponse) -> bytes:
+    async def _copy(self, opened: Opened, answer: web.StreamResponse, outcome: Outcome) -> bytes:
         """Copy chunks as they come; the deadline runs anew with each of them.
 
         A client that takes nothing for that long counts as gone too. Returns the last bytes.
@@ -210,25 +213,29 @@ class Forwarder:
         idle_seconds = self._deadlines.idle_seconds
         tail = last = opened.first
         async with asyncio.timeout(idle_seconds) as deadline:
+            outcome.writing = True
             await answer.write(opened.first)
+            outcome.writing = False
             async for chunk in opened.response.content.iter_any():
                 deadline.reschedule(loop.time() + idle_seconds)
+                outcome.writing = True
                 await answer.write(chunk)
+                outcome.writing = False
                 tail, last = last, chunk
         return (tail[-_TAIL_BYTES:] + last)[-_TAIL_BYTES:]
 
     async def _end_broken(
-        self, request: web.Request, answer: web.StreamResponse, *, timed_out: bool
+        self, request: web.Request, answer: web.StreamResponse, cause: str
     ) -> None:
         """End a stream that broke: an error event where the client reads events.
 
         Any other body cannot say so; its connection is cut, so that nobody takes a part
         for the whole.
         """
-        if is_event_stream(answer.content_type):
+        if cause != "client_stalled" and is_event_stream(answer.content_type):
             error = (
                 EngineTimeoutError("the engine stopped sending in the middle of the answer")
-                if timed_out
+                if cause == "engine_timeout"
                 else EngineFailedError("the engine failed in the middle of the answer")
             )
             try:
@@ -239,6 +246,12 @@ class Forwarder:
                 pass
         elif request.transport is not None:
             request.transport.close()
+
+
+def _cause(error: Exception, outcome: Outcome) -> str:
+    if not isinstance(error, TimeoutError):
+        return "engine_died"
+    return "client_stalled" if outcome.writing else "engine_timeout"
 
 
 def forwarded_headers(

@@ -5,6 +5,7 @@ tokenization), the policy decides, the ledger counts, the request is forwarded. 
 before the first byte gets one more decision without the engine that failed.
 """
 
+import asyncio
 import itertools
 import re
 import secrets
@@ -32,6 +33,7 @@ from nearkv.ingress.errors import (
     NoRoomError,
     RequestError,
     TokenizationError,
+    TooManyRequestsError,
     UnknownModelError,
 )
 from nearkv.ingress.fleet import EngineView
@@ -51,6 +53,7 @@ from nearkv.ingress.settings import IngressSettings
 from nearkv.ingress.tokens.engine_tokenizer import EngineRef
 from nearkv.ingress.tokens.memo import PromptKeys
 from nearkv.ingress.tokens.service import KeyScope
+from nearkv.state.model import EventsState
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _HINT_HEADERS = ("X-Prompt-Hash", "X-Session-ID")
@@ -95,6 +98,7 @@ class GenerateHandler:
         self._forwarder = forwarder
         self._metrics = metrics
         self._candidates = candidates
+        self._in_flight = knowledge.in_flight
         self._now = now
         self._gate = Gate(settings.gate.min_free_bytes, settings.gate.min_free_ratio)
         self._turn = 0
@@ -106,26 +110,44 @@ class GenerateHandler:
         """Answer one request; errors become OpenAI's envelope, with a reason header."""
         arrived_at = time.perf_counter()
         self._know.totals.requests += 1
+        given = request.headers.get("X-Request-Id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else self._new_request_id()
+        self._in_flight.enter(request)
         try:
-            job = await self._accept(request, arrived_at)
+            job = await self._accept(request, request_id, arrived_at)
             await self._find_keys(job)
             return await self._serve(job)
         except IngressError as error:
-            self._metrics.requests(error.reason, str(error.status)).inc()
-            log.info("refused", path=request.path, reason=error.reason, error=str(error))
-            return error_response(error)
+            log.info(
+                "refused",
+                path=request.path,
+                request_id=request_id,
+                reason=error.reason,
+                error=str(error),
+            )
+            return self._refuse(error, request_id)
+        except Exception:
+            # The last line of defence: a defect must not look like a broken connection.
+            log.exception("request_failed", path=request.path, request_id=request_id)
+            return self._refuse(IngressError("an error inside the ingress"), request_id)
+        finally:
+            self._in_flight.leave(request)
+
+    def _refuse(self, error: IngressError, request_id: str) -> web.Response:
+        self._metrics.requests.add(error.reason, str(error.status))
+        return error_response(error, request_id=request_id)
 
     # -- Accepting ---------------------------------------------------------------------
 
-    async def _accept(self, request: web.Request, arrived_at: float) -> _Job:
-        if self._know.ledger.total_requests >= self._settings.limits.max_in_flight:
-            raise NoRoomError(
-                f"{self._settings.limits.max_in_flight} requests are in flight already",
+    async def _accept(self, request: web.Request, request_id: str, arrived_at: float) -> _Job:
+        limit = self._settings.limits.max_in_flight
+        if self._in_flight.count > limit:
+            raise TooManyRequestsError(
+                f"{limit} requests are being served already",
                 retry_after_seconds=self._settings.gate.retry_after_seconds,
             )
         body = await self._read_body(request)
         parsed = _parse(request, body)
-        given = request.headers.get("X-Request-Id", "")
         prefix_ids = tuple(
             f"{name}:{value[:_MAX_HINT_LENGTH]}"
             for name in _HINT_HEADERS
@@ -136,7 +158,7 @@ class GenerateHandler:
             path=request.path,
             body=body,
             parsed=parsed,
-            request_id=given if _REQUEST_ID.fullmatch(given) else self._new_request_id(),
+            request_id=request_id,
             arrived_at=arrived_at,
             views=self._views_for(parsed.model),
             prefix_ids=prefix_ids,
@@ -191,14 +213,14 @@ class GenerateHandler:
             try:
                 job.prompt = await self._ask(job, speaker)
             except TokenizationError as error:
-                self._metrics.tokenizations("failed").inc()
+                self._metrics.tokenizations.add("failed")
                 log.warning("no_tokens", request_id=job.request_id, error=str(error))
                 if not error.unreachable:
                     return
                 info = speaker.info
                 self._know.suspects.failed(info.id, info.incarnation, self._now())
             else:
-                self._metrics.tokenizations(job.prompt.source).inc()
+                self._metrics.tokenizations.add(job.prompt.source)
                 return
 
     def _recall_keys(self, job: _Job) -> bool:
@@ -208,7 +230,7 @@ class GenerateHandler:
             return False
         job.prompt = self._know.tokens.recall(job.parsed, self._scope(view, job.parsed))
         if job.prompt is not None:
-            self._metrics.tokenizations(job.prompt.source).inc()
+            self._metrics.tokenizations.add(job.prompt.source)
         return job.prompt is not None
 
     async def _ask(self, job: _Job, speaker: EngineView) -> PromptKeys:
@@ -255,11 +277,16 @@ class GenerateHandler:
         """Decide and forward, once more on another engine after a failure."""
         failure: RetryableFailureError | None = None
         for attempt in range(self._settings.retries + 1):
-            decision, view, predicted = self._decide(job, attempt)
+            try:
+                decision, view, predicted = self._decide(job, attempt)
+            except NoRoomError:
+                if failure is None:
+                    raise
+                break  # an engine's own error says more than the others' lack of room
             if view is None:
                 break
             if attempt:
-                self._metrics.retries.inc()
+                self._metrics.retries.add()
                 _discard(failure)
             try:
                 return await self._dispatch(job, decision, view, predicted)
@@ -306,7 +333,7 @@ class GenerateHandler:
             candidates=candidates,
         )
         log.info("decision", decision=record)
-        self._metrics.decisions(record.policy, record.reason, record.rung).inc()
+        self._metrics.decisions.add(record.policy, record.reason, record.rung)
         if decision.reason == "no_kv_room":
             raise NoRoomError(
                 "every engine is below its free KV cache threshold; try again, or scale up",
@@ -351,25 +378,28 @@ class GenerateHandler:
         if job.prompt is not None:
             headers[PREDICTED_HEADER] = str(predicted)
         outcome = Outcome()
-        first_byte = self._metrics.first_byte_seconds(decision.reason)
-        answer = await self._forwarder.relay(
-            job.web_request,
-            opened,
-            headers,
-            outcome,
-            first_byte=lambda: first_byte.observe(time.perf_counter() - job.arrived_at),
-        )
-        self._metrics.requests(decision.reason, str(opened.response.status)).inc()
-        if outcome.error is not None:
-            self._metrics.broken_streams(outcome.error).inc()
-            log.warning(
-                "stream_broken",
-                request_id=job.request_id,
-                engine=view.info.id,
-                cause=outcome.error,
+        first_byte = self._metrics.first_byte_seconds.labels(decision.reason)
+        try:
+            answer = await self._forwarder.relay(
+                job.web_request,
+                opened,
+                headers,
+                outcome,
+                first_byte=lambda: first_byte.observe(time.perf_counter() - job.arrived_at),
             )
+        except asyncio.CancelledError:
+            outcome.error = "client_gone"
+            raise
+        finally:
+            self._metrics.requests.add(decision.reason, str(opened.response.status))
+            if outcome.error is not None:
+                self._note_broken(job, view, outcome.error)
         self._check_parity(job, view, predicted, outcome)
         return answer
+
+    def _note_broken(self, job: _Job, view: EngineView, cause: str) -> None:
+        self._metrics.broken_streams.add(cause)
+        log.warning("stream_broken", request_id=job.request_id, engine=view.info.id, cause=cause)
 
     async def _give_up(
         self, job: _Job, failure: RetryableFailureError | None
@@ -383,7 +413,7 @@ class GenerateHandler:
             ENGINE_HEADER: ",".join(sorted(job.tried)),
             REASON_HEADER: EngineFailedError.reason,
         }
-        self._metrics.requests(EngineFailedError.reason, str(failure.opened.response.status)).inc()
+        self._metrics.requests.add(EngineFailedError.reason, str(failure.opened.response.status))
         return await self._forwarder.relay(
             job.web_request, failure.opened, headers, Outcome(), first_byte=lambda: None
         )
@@ -392,8 +422,8 @@ class GenerateHandler:
 
     def _learn(self, job: _Job, view: EngineView, predicted: int) -> None:
         if job.prompt is not None:
-            self._metrics.prompt_tokens.inc(job.prompt.token_count)
-            self._metrics.predicted_tokens.inc(predicted)
+            self._metrics.prompt_tokens.add(by=job.prompt.token_count)
+            self._metrics.predicted_tokens.add(by=predicted)
             self._know.totals.prompt_tokens += job.prompt.token_count
             self._know.totals.predicted_tokens += predicted
         keys = job.prompt.keys if job.prompt is not None else ()
@@ -404,9 +434,9 @@ class GenerateHandler:
 
     def _check_parity(self, job: _Job, view: EngineView, predicted: int, outcome: Outcome) -> None:
         reported = outcome.reported_cached_tokens
-        if reported is None or job.prompt is None:
+        if reported is None or job.prompt is None or view.info.events is EventsState.OFF:
             return
-        self._metrics.parity("equal" if reported == predicted else "different").inc()
+        self._metrics.parity.add("equal" if reported == predicted else "different")
         info = view.info
         changed = self._know.parity.observe(
             info.id, info.incarnation, predicted=predicted, reported=reported

@@ -9,6 +9,7 @@ from nearkv.ingress.ledger import Ledger
 from nearkv.ingress.parity import ParityCheck
 from nearkv.ingress.suspects import Suspects
 from nearkv.ingress.tokens.service import TokenService
+from nearkv.serving import InFlight
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class Knowledge:
     ledger: Ledger
     parity: ParityCheck
     suspects: Suspects
+    in_flight: InFlight
     secret: bytes = b""
     totals: Totals = field(default_factory=Totals)
 

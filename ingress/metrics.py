@@ -1,64 +1,68 @@
 """The ingress's Prometheus series."""
 
 from collections.abc import Iterator
-from typing import Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from nearkv.ingress.fleet import Fleet
 from nearkv.ingress.ledger import Ledger
 
-M = TypeVar("M", Counter, Histogram)
-
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _ROUTING_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1)
 
 
-class ByLabels(Generic[M]):
-    """A metric's children by label values, found without the library's lock and checks."""
+class Tally(Collector):
+    """A counter by label values for the hot path: a dict entry, read out when scraped.
 
-    def __init__(self, metric: M) -> None:
-        self._metric: M = metric
-        self._children: dict[tuple[str, ...], M] = {}
+    The library's own counters take a lock and check their labels at every increment; with
+    one event loop neither is needed.
+    """
 
-    def __call__(self, *labels: str) -> M:
-        """Return the child for these label values."""
-        child = self._children.get(labels)
-        if child is None:
-            child = self._children[labels] = self._metric.labels(*labels)
-        return child
+    def __init__(
+        self, name: str, text: str, labels: tuple[str, ...], registry: CollectorRegistry
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self._counts: dict[tuple[str, ...], int] = {}
+        registry.register(self)
+
+    def add(self, *labels: str, by: int = 1) -> None:
+        """Count ``by`` more under these label values."""
+        self._counts[labels] = self._counts.get(labels, 0) + by
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the one family."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, count in self._counts.items():
+            family.add_metric(labels, count)
+        yield family
 
 
 class IngressMetrics:
     """Counters and histograms, on a registry of their own."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = ByLabels(
-            Counter(
-                "nearkv_ingress_requests",
-                "Requests answered, by how they were routed and the status.",
-                ("reason", "status"),
-                registry=registry,
-            )
+        self.requests = Tally(
+            "nearkv_ingress_requests",
+            "Requests answered, by how they were routed and the status.",
+            ("reason", "status"),
+            registry,
         )
-        self.decisions = ByLabels(
-            Counter(
-                "nearkv_ingress_decisions",
-                "Routing decisions, by policy, reason and the freshness rung they stood on.",
-                ("policy", "reason", "rung"),
-                registry=registry,
-            )
+        self.decisions = Tally(
+            "nearkv_ingress_decisions",
+            "Routing decisions, by policy, reason and the freshness rung they stood on.",
+            ("policy", "reason", "rung"),
+            registry,
         )
-        self.first_byte_seconds = ByLabels(
-            Histogram(
-                "nearkv_ingress_first_byte_seconds",
-                "From the request's arrival to the first byte of the answer.",
-                ("reason",),
-                buckets=_SECONDS,
-                registry=registry,
-            )
+        self.first_byte_seconds = Histogram(
+            "nearkv_ingress_first_byte_seconds",
+            "From the request's arrival to the first byte of the answer.",
+            ("reason",),
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.routing_seconds = Histogram(
             "nearkv_ingress_routing_seconds",
@@ -66,50 +70,44 @@ class IngressMetrics:
             buckets=_ROUTING_SECONDS,
             registry=registry,
         )
-        self.prompt_tokens = Counter(
-            "nearkv_ingress_prompt_tokens", "Prompt tokens routed.", registry=registry
+        self.prompt_tokens = Tally(
+            "nearkv_ingress_prompt_tokens", "Prompt tokens routed.", (), registry
         )
-        self.predicted_tokens = Counter(
+        self.predicted_tokens = Tally(
             "nearkv_ingress_predicted_cached_tokens",
             "Prompt tokens predicted to be in the chosen engine's cache.",
-            registry=registry,
+            (),
+            registry,
         )
-        self.tokenizations = ByLabels(
-            Counter(
-                "nearkv_ingress_tokenizations",
-                "Where token ids came from; failed means that there were none.",
-                ("source",),
-                registry=registry,
-            )
+        self.tokenizations = Tally(
+            "nearkv_ingress_tokenizations",
+            "Where token ids came from; failed means that there were none.",
+            ("source",),
+            registry,
         )
-        self.retries = Counter(
+        self.retries = Tally(
             "nearkv_ingress_retries",
             "Requests sent to another engine before the first byte.",
-            registry=registry,
+            (),
+            registry,
         )
-        self.broken_streams = ByLabels(
-            Counter(
-                "nearkv_ingress_broken_streams",
-                "Answers that ended early, by cause.",
-                ("cause",),
-                registry=registry,
-            )
+        self.broken_streams = Tally(
+            "nearkv_ingress_broken_streams",
+            "Answers that ended early, by cause.",
+            ("cause",),
+            registry,
         )
-        self.stream_errors = ByLabels(
-            Counter(
-                "nearkv_ingress_agent_stream_errors",
-                "Agent streams that broke, by cause.",
-                ("cause",),
-                registry=registry,
-            )
+        self.stream_errors = Tally(
+            "nearkv_ingress_agent_stream_errors",
+            "Agent streams that broke, by cause.",
+            ("cause",),
+            registry,
         )
-        self.parity = ByLabels(
-            Counter(
-                "nearkv_ingress_parity_checks",
-                "Responses whose reported cached tokens were compared with the prediction.",
-                ("outcome",),
-                registry=registry,
-            )
+        self.parity = Tally(
+            "nearkv_ingress_parity_checks",
+            "Responses whose reported cached tokens were compared with the prediction.",
+            ("outcome",),
+            registry,
         )
 
 
@@ -126,7 +124,9 @@ class FleetCollector(Collector):
         yield _gauge("index_blocks", "Blocks in the prefix index.", size.blocks)
         yield _gauge("index_bytes", "Estimated memory of the index.", size.estimated_bytes)
         yield _gauge("index_limit_bytes", "Memory bound of the index.", size.limit_bytes)
-        yield _gauge("index_refused_blocks", "Blocks refused by the bound.", size.refused)
+        yield CounterMetricFamily(
+            "nearkv_ingress_index_refused_blocks", "Blocks refused by the bound.", size.refused
+        )
         yield _gauge("in_flight_requests", "Requests in flight.", self._ledger.total_requests)
         yield _gauge("engines", "Engines known.", len(self._fleet.engines))
         agents = self._fleet.agents.values()

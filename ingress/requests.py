@@ -74,6 +74,20 @@ class _Any(msgspec.Struct):
     stream: bool | None = None
 
 
+_Plain = msgspec.defstruct(
+    "_Plain",
+    [
+        ("prompt", str),
+        ("model", str | None, None),
+        ("stream", bool | None, None),
+        ("cache_salt", str | None, None),
+        *((name, Any, None) for name in sorted(_IRRELEVANT_TO_TOKENS - {"stream", "cache_salt"})),
+    ],
+    forbid_unknown_fields=True,
+)
+"""A completion whose prompt text alone determines the tokens, as nearly all are."""
+
+_plain = msgspec.json.Decoder(_Plain)
 _completion = msgspec.json.Decoder(_Completion)
 _chat = msgspec.json.Decoder(_Chat)
 _any = msgspec.json.Decoder(_Any)
@@ -82,6 +96,26 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def parse_completion(body: bytes) -> GenerateRequest:
     """Parse a ``/v1/completions`` body; raises :class:`RequestError`."""
+    try:
+        return _plain_request(_plain.decode(body))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return _parse_any_completion(body)
+
+
+def _plain_request(parsed: Any) -> GenerateRequest:  # noqa: ANN401 (a struct made above)
+    model, text = parsed.model, parsed.prompt
+    return GenerateRequest(
+        model=model,
+        kind=PromptKind.TEXT,
+        stream=bool(parsed.stream),
+        cache_salt=parsed.cache_salt or "",
+        text=text,
+        digest=xxh3_128_digest(f"plain\0{len(model or '')}\0{model or ''}{text}".encode()),
+        plain=True,
+    )
+
+
+def _parse_any_completion(body: bytes) -> GenerateRequest:
     parsed = _decode(_completion, body)
     prompt = parsed.prompt
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):

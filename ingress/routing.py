@@ -9,11 +9,13 @@ that says nothing. There is an answer while any engine may answer.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
 import msgspec
 
 from nearkv.freshness import Freshness
 
+_by_name = attrgetter("engine")
 _FREE_STEPS = 1000
 """Free shares are compared in thousandths: below that, load decides."""
 
@@ -82,7 +84,7 @@ def decide(
     ``candidates`` may come in any order. Engines to ``avoid`` (unreachable, draining,
     failing) are considered only when there are no others.
     """
-    ordered = sorted(candidates, key=lambda candidate: candidate.engine)
+    ordered = sorted(candidates, key=_by_name)
     usable = [c for c in ordered if not c.avoid] or ordered
     if not usable:
         return Decision(None, "no_engine", Rung.ROUND_ROBIN)
@@ -105,9 +107,10 @@ def _prefix_first(known: Sequence[Candidate], turn: int, gate: Gate) -> Decision
     roomy = [c for c in known if has_room(c, gate)]
     if not roomy:
         return Decision(None, "no_kv_room", Rung.FRESH)
-    most = max(_trusted_tokens(c) for c in roomy)
+    trusted = list(map(_trusted_tokens, roomy))
+    most = max(trusted)
     if most > 0:
-        holders = [c for c in roomy if _trusted_tokens(c) == most]
+        holders = [c for c, tokens in zip(roomy, trusted, strict=True) if tokens == most]
         return _decision(_best(holders, _space_order(holders), turn), "prefix_hit")
     hinted = [c for c in roomy if c.hinted]
     if hinted:
@@ -137,7 +140,8 @@ def _by_ledger(usable: Sequence[Candidate], turn: int) -> Decision:
 
 def _trusted_tokens(candidate: Candidate) -> int:
     """Return what a prediction counts for, in whole tokens."""
-    return int(candidate.cached_tokens * candidate.decay * candidate.trust)
+    doubt = candidate.decay * candidate.trust
+    return candidate.cached_tokens if doubt == 1.0 else int(candidate.cached_tokens * doubt)
 
 
 def _load_order(candidate: Candidate) -> tuple[int, ...]:
@@ -169,15 +173,16 @@ def _best(
     candidates: Sequence[Candidate], order: Callable[[Candidate], tuple[int, ...]], turn: int
 ) -> Candidate:
     """Return the first in order; equals take turns."""
-    least = min(map(order, candidates))
-    tied = [c for c in candidates if order(c) == least]
+    if len(candidates) == 1:
+        return candidates[0]
+    places = list(map(order, candidates))
+    least = min(places)
+    tied = [c for c, place in zip(candidates, places, strict=True) if place == least]
     return tied[turn % len(tied)]
 
 
 def _decision(candidate: Candidate, reason: str) -> Decision:
-    rung = {
-        Freshness.FRESH: Rung.FRESH,
-        Freshness.AGED: Rung.AGED,
-        Freshness.UNKNOWN: Rung.ROUND_ROBIN,
-    }[candidate.freshness]
+    if candidate.freshness is Freshness.FRESH:
+        return Decision(candidate.engine, reason, Rung.FRESH)
+    rung = Rung.AGED if candidate.freshness is Freshness.AGED else Rung.ROUND_ROBIN
     return Decision(candidate.engine, reason, rung)

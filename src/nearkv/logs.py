@@ -5,12 +5,14 @@ built up front. Only a component's ``__main__`` calls ``configure_logging``. Rec
 the standard library's ``logging`` (aiohttp, asyncio) come out in the same form.
 """
 
+import asyncio
+import atexit
 import logging
 import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Literal, TextIO, cast
+from typing import BinaryIO, Literal, TextIO, cast
 
 import msgspec
 import structlog
@@ -19,6 +21,8 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 """Names of the levels, for settings."""
 
+_BUFFERED_LINES = 256
+_BUFFERED_SECONDS = 0.05
 _LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -46,7 +50,6 @@ def configure_logging(
     target = sys.stderr if stream is None else stream
     as_json = not target.isatty() if json is None else json
     shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
         _stamp_with(component),
         *([_render_exception] if as_json else []),
     ]
@@ -67,11 +70,60 @@ def configure_logging(
 
 def _logger_factory(target: TextIO, *, as_json: bool) -> Callable[..., WrappedLogger]:
     if as_json and hasattr(target, "buffer"):
-        # Bytes go to the descriptor without being decoded and encoded again.
-        return structlog.BytesLoggerFactory(target.buffer)
+        lines = _LineBuffer(target.buffer)
+        return lambda *_names: lines
     if as_json:
         raise ValueError("JSON logs need a stream with a binary buffer")
     return structlog.WriteLoggerFactory(target)
+
+
+class _LineBuffer:
+    """Writes JSON lines: warnings and worse at once, the rest a few at a time.
+
+    A busy ingress logs every decision; a write per line would be its dearest system call.
+    Without an event loop, as at start-up, every line is written at once.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._lines: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+        atexit.register(self._flush)
+
+    def debug(self, line: bytes) -> None:
+        """Write a line soon."""
+        self._lines.append(line)
+        if self._timer is not None and len(self._lines) < _BUFFERED_LINES:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._flush()
+            return
+        if self._timer is None:
+            self._timer = loop.call_later(_BUFFERED_SECONDS, self._flush)
+        else:
+            self._flush()
+
+    info = msg = debug
+
+    def warning(self, line: bytes) -> None:
+        """Write a line, and those that wait, at once."""
+        self._lines.append(line)
+        self._flush()
+
+    error = critical = exception = fatal = warn = failure = err = warning
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._lines:
+            self._lines.append(b"")
+            text = b"\n".join(self._lines)
+            self._lines.clear()
+            self._stream.write(text)
+            self._stream.flush()
 
 
 def _adopt_standard_logging(

@@ -48,7 +48,12 @@ class StopRequest:
 
 
 class InFlight:
-    """Knows the requests whose handler has not returned, streams included."""
+    """Knows the requests whose handler has not returned, streams included.
+
+    Either :meth:`middleware` counts for a whole application, or a handler does it itself
+    by :meth:`enter` and :meth:`leave`: aiohttp runs applications without any middleware on
+    a shorter path.
+    """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -60,17 +65,25 @@ class InFlight:
 
         @web.middleware
         async def count_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
-            task = request.task
-            self._tasks.add(task)
-            self._idle.clear()
+            self.enter(request)
             try:
                 return await handler(request)
             finally:
-                self._tasks.discard(task)
-                if not self._tasks:
-                    self._idle.set()
+                self.leave(request)
 
         return count_requests
+
+    def enter(self, request: web.Request) -> None:
+        """Count a request whose handler begins."""
+        if not self._tasks:
+            self._idle.clear()
+        self._tasks.add(request.task)
+
+    def leave(self, request: web.Request) -> None:
+        """Count a request off, however its handler ended."""
+        self._tasks.discard(request.task)
+        if not self._tasks:
+            self._idle.set()
 
     @property
     def count(self) -> int:
@@ -126,17 +139,20 @@ async def serve(  # noqa: PLR0913 - keyword-only, and only three are required
     drain_seconds: float = 30.0,
     keepalive_seconds: float = _KEEPALIVE_SECONDS,
     stop: StopRequest | None = None,
+    in_flight: InFlight | None = None,
     on_listening: Callable[[Address], None] | None = None,
 ) -> None:
     """Serve ``app`` until SIGTERM or SIGINT (or ``stop``), then drain and close.
 
     Logs ``listening`` with the address in use (and hands it to ``on_listening``),
     ``draining``, ``stopping`` with the number of requests that it abandons, and
-    ``stopped``. Raises ``ListenError`` when the address cannot be listened on.
+    ``stopped``. With ``in_flight`` given, the handlers that a drain waits for count
+    themselves. Raises ``ListenError`` when the address cannot be listened on.
     """
     stop = stop or StopRequest()
-    in_flight = InFlight()
-    app.middlewares.insert(0, in_flight.middleware())
+    if in_flight is None:
+        in_flight = InFlight()
+        app.middlewares.insert(0, in_flight.middleware())
     with _stopping_on_signals(stop):
         async with running(app, address, keepalive_seconds=keepalive_seconds) as actual:
             _log.info("listening", address=str(actual), url=actual.url)

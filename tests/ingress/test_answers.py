@@ -22,7 +22,7 @@ from nearkv.ingress.answers import error_body, error_event, error_response, is_e
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_every_error_has_its_envelope(error, status, kind):
-    answer = error_response(error)
+    answer = error_response(error, request_id="r1")
     assert answer.status == status
     assert answer.content_type == "application/json"
     assert json.loads(answer.body) == {
@@ -34,7 +34,7 @@ def test_every_error_has_its_envelope(error, status, kind):
 
 
 def test_no_room_says_when_to_come_back():
-    answer = error_response(errors.NoRoomError("full", retry_after_seconds=3))
+    answer = error_response(errors.NoRoomError("full", retry_after_seconds=3), request_id="r1")
     assert answer.headers["Retry-After"] == "3"
 
 
@@ -43,9 +43,10 @@ def test_the_field_at_fault_is_named():
     assert body["error"]["param"] == "prompt"
 
 
-def test_an_answer_may_name_the_engine():
-    answer = error_response(errors.EngineFailedError("m"), engine="e1")
-    assert answer.headers["x-nearkv-engine"] == "e1"
+def test_an_error_says_that_no_engine_answered_and_to_which_request():
+    answer = error_response(errors.EngineFailedError("m"), request_id="r1")
+    assert answer.headers["x-nearkv-engine"] == "none"
+    assert answer.headers["X-Request-Id"] == "r1"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from tests.doubles.engine import EngineDouble, EngineDoubleConfig
 from tests.integration.stack import eventually, running_agent, running_ingress, small_fleet
 
 QUICK = {"freshness": {"fresh_seconds": 0.5, "aged_seconds": 2.0}}
+ONE, TWO = {"cluster_secret": "one"}, {"cluster_secret": "two"}
 DOCUMENT = "A long winter closed the pass above the village for weeks. " * 30
 
 
@@ -104,8 +105,8 @@ async def test_a_restarted_agent_is_followed_again_and_nothing_is_lost():
 async def test_another_cluster_secret_is_said_instead_of_hitting_nothing_in_silence():
     async with (
         double() as engine,
-        running_agent(engine, cluster_secret="one") as agent,
-        running_ingress(agent.url, cluster_secret="two") as ingress,
+        running_agent(engine, **ONE) as agent,
+        running_ingress(agent.url, **TWO) as ingress,
     ):
         async with ingress.session.get(ingress.url + "/v1/status") as answer:
             (problem,) = (await answer.json())["problems"]
