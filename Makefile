@@ -50,6 +50,7 @@ format: $(VENV)/.stamp ## Let ruff lay the code out
 
 docs: $(VENV)/.stamp ## Write the generated pages anew (docs/configuration.md, docs/metrics.md)
 	@$(RUN) -m nearkv.cli.document_settings docs/configuration.md
+	@$(RUN) -m nearkv.cli.document_metrics docs/metrics.md
 
 $(BENCH_VENV)/.stamp: tests/benchmarks/requirements.txt
 	@echo "Setting up $(BENCH_VENV) (the peers that benchmarks compare with)"

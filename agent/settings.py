@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
-from nearkv.settings import Address, ComponentSettings, SettingsGroup
+from nearkv.settings import Address, ServiceSettings, SettingsGroup
 
 
 class ConfiguredEngine(SettingsGroup):
@@ -58,7 +58,7 @@ class StateSettings(SettingsGroup):
     aged_seconds: float = Field(30.0, gt=0, description="Readings up to this age are aged.")
 
 
-class AgentSettings(ComponentSettings):
+class AgentSettings(ServiceSettings):
     """Settings of ``nearkv-agent``."""
 
     node: str = Field("local", min_length=1, description="Name of this node.")
@@ -77,6 +77,3 @@ class AgentSettings(ComponentSettings):
     scrape: ScrapeSettings = Field(ScrapeSettings(), description="Scraping of engines.")
     state: StateSettings = Field(StateSettings(), description="The state kept and served.")
     drain_seconds: float = Field(5.0, ge=0, description="Longest wait for streams at shutdown.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe events to log."
-    )

@@ -1,27 +1,16 @@
 """Entry point of ``nearkv-ingress``."""
 
 import gc
-import os
-import sys
 
-from nearkv.errors import NearkvError
 from nearkv.ingress.app import KNOWLEDGE, READINESS, build_app
 from nearkv.ingress.settings import IngressSettings
-from nearkv.logs import configure_logging
-from nearkv.serving import run, serve
-from nearkv.settings import load_settings
+from nearkv.serving import serve
+from nearkv.starting import start
 
 
 def main() -> None:
     """Read the settings and serve until told to stop."""
-    settings = load_settings(
-        IngressSettings, sys.argv[1:], prog="nearkv-ingress", env=os.environ, component="ingress"
-    )
-    configure_logging(component="ingress", level=settings.log_level)
-    try:
-        run(_serve(settings))
-    except NearkvError as error:
-        sys.exit(f"nearkv-ingress: {error}")
+    start(IngressSettings, "ingress", _serve)
 
 
 async def _serve(settings: IngressSettings) -> None:

@@ -11,12 +11,10 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import structlog
 from aiohttp import web
 
-from nearkv.block_keys import KeyNamespace, root_key
 from nearkv.ingress.answers import (
     ENGINE_HEADER,
     PREDICTED_HEADER,
@@ -32,13 +30,13 @@ from nearkv.ingress.errors import (
     NoEngineError,
     NoRoomError,
     RequestError,
-    TokenizationError,
     TooManyRequestsError,
     UnknownModelError,
 )
 from nearkv.ingress.fleet import EngineView
 from nearkv.ingress.forwarding import Forwarder, Opened, Outcome, RetryableFailureError, Target
 from nearkv.ingress.hints import PrefixHint
+from nearkv.ingress.keying import Job, KeyFinder
 from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.metrics import IngressMetrics
 from nearkv.ingress.requests import (
@@ -48,36 +46,15 @@ from nearkv.ingress.requests import (
     parse_completion,
     parse_other,
 )
-from nearkv.ingress.routing import Decision, Gate, Policy, decide
+from nearkv.ingress.routing import Decision, Gate, decide
 from nearkv.ingress.settings import IngressSettings
-from nearkv.ingress.tokens.engine_tokenizer import EngineRef
-from nearkv.ingress.tokens.memo import PromptKeys
-from nearkv.ingress.tokens.service import KeyScope
 from nearkv.state.model import EventsState
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _HINT_HEADERS = ("X-Prompt-Hash", "X-Session-ID")
 _MAX_HINT_LENGTH = 256
-_SPEAKERS = 2
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class _Job:
-    """One request on its way."""
-
-    web_request: web.Request
-    path: str
-    body: bytes
-    parsed: GenerateRequest
-    request_id: str
-    arrived_at: float
-    views: Sequence[EngineView]
-    prompt: PromptKeys | None = None
-    prefix_ids: tuple[str, ...] = ()
-    hint: PrefixHint | None = None
-    tried: set[str] = field(default_factory=set)
 
 
 class GenerateHandler:
@@ -98,13 +75,13 @@ class GenerateHandler:
         self._forwarder = forwarder
         self._metrics = metrics
         self._candidates = candidates
+        self._keys = KeyFinder(knowledge, metrics, settings.policy, now)
         self._in_flight = knowledge.in_flight
         self._now = now
         self._gate = Gate(settings.gate.min_free_bytes, settings.gate.min_free_ratio)
         self._turn = 0
         self._request_prefix = secrets.token_hex(5)
         self._request_numbers = itertools.count(1)
-        self._roots: dict[tuple[str, str, str], int] = {}
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request; errors become OpenAI's envelope, with a reason header."""
@@ -115,7 +92,7 @@ class GenerateHandler:
         self._in_flight.enter(request)
         try:
             job = await self._accept(request, request_id, arrived_at)
-            await self._find_keys(job)
+            await self._keys.find(job)
             return await self._serve(job)
         except IngressError as error:
             log.info(
@@ -139,7 +116,7 @@ class GenerateHandler:
 
     # -- Accepting ---------------------------------------------------------------------
 
-    async def _accept(self, request: web.Request, request_id: str, arrived_at: float) -> _Job:
+    async def _accept(self, request: web.Request, request_id: str, arrived_at: float) -> Job:
         limit = self._settings.limits.max_in_flight
         if self._in_flight.count > limit:
             raise TooManyRequestsError(
@@ -153,7 +130,7 @@ class GenerateHandler:
             for name in _HINT_HEADERS
             if (value := request.headers.get(name))
         )
-        return _Job(
+        return Job(
             web_request=request,
             path=request.path,
             body=body,
@@ -195,85 +172,9 @@ class GenerateHandler:
             f"The model `{model[:200]}` does not exist. Known: {', '.join(known)}.", param="model"
         )
 
-    # -- Block keys --------------------------------------------------------------------
-
-    async def _find_keys(self, job: _Job) -> None:
-        """Find the prompt's block keys; without any, routing goes on by hint and load.
-
-        An engine that cannot be connected to was not asked, so another one is.
-        """
-        if job.parsed.kind is PromptKind.NONE or self._settings.policy is not Policy.PREFIX_FIRST:
-            return
-        if self._recall_keys(job):
-            return
-        for _ in range(_SPEAKERS):
-            speaker = self._choose_speaker(job.views)
-            if speaker is None:
-                return
-            try:
-                job.prompt = await self._ask(job, speaker)
-            except TokenizationError as error:
-                self._metrics.tokenizations.add("failed")
-                log.warning("no_tokens", request_id=job.request_id, error=str(error))
-                if not error.unreachable:
-                    return
-                info = speaker.info
-                self._know.suspects.failed(info.id, info.incarnation, self._now())
-            else:
-                self._metrics.tokenizations.add(job.prompt.source)
-                return
-
-    def _recall_keys(self, job: _Job) -> bool:
-        """Find the keys without asking anybody, where the same prompt was seen before."""
-        view = next((v for v in job.views if v.info.block_size is not None), None)
-        if view is None:
-            return False
-        job.prompt = self._know.tokens.recall(job.parsed, self._scope(view, job.parsed))
-        if job.prompt is not None:
-            self._metrics.tokenizations.add(job.prompt.source)
-        return job.prompt is not None
-
-    async def _ask(self, job: _Job, speaker: EngineView) -> PromptKeys:
-        info = speaker.info
-        return await self._know.tokens.keys_of(
-            job.parsed,
-            job.body,
-            job.path,
-            scope=self._scope(speaker, job.parsed),
-            engine=EngineRef(info.id, info.incarnation, info.url),
-        )
-
-    def _choose_speaker(self, views: Sequence[EngineView]) -> EngineView | None:
-        """Return the engine to ask for tokens: a ready one, the least busy of them."""
-        now = self._now()
-        able = [
-            v
-            for v in views
-            if v.info.block_size is not None
-            and v.info.state == "ready"
-            and not self._know.suspects.is_suspect(v.info.id, v.info.incarnation, now)
-        ]
-        ledger = self._know.ledger
-        return min(
-            able,
-            key=lambda v: (ledger.at(v.info.id, v.info.incarnation).requests, v.info.id),
-            default=None,
-        )
-
-    def _scope(self, view: EngineView, parsed: GenerateRequest) -> KeyScope:
-        info = view.info
-        lora = parsed.model if parsed.model in info.adapters and parsed.model else ""
-        name = (info.key_model, lora, parsed.cache_salt)
-        root = self._roots.get(name)
-        if root is None:
-            if len(self._roots) > 1024:  # noqa: PLR2004 (a bound, nothing more)
-                self._roots.clear()
-            root = self._roots[name] = root_key(KeyNamespace(*name), self._know.secret)
-        return KeyScope(parsed.model or info.model, root, info.block_size or 0)
-
     # -- Deciding and forwarding -------------------------------------------------------
 
-    async def _serve(self, job: _Job) -> web.StreamResponse:
+    async def _serve(self, job: Job) -> web.StreamResponse:
         """Decide and forward, once more on another engine after a failure."""
         failure: RetryableFailureError | None = None
         for attempt in range(self._settings.retries + 1):
@@ -302,7 +203,7 @@ class GenerateHandler:
                 )
         return await self._give_up(job, failure)
 
-    def _decide(self, job: _Job, attempt: int) -> tuple[Decision, EngineView | None, int]:
+    def _decide(self, job: Job, attempt: int) -> tuple[Decision, EngineView | None, int]:
         prompt = job.prompt
         keys: Sequence[int] = ()
         if prompt is not None:
@@ -347,7 +248,7 @@ class GenerateHandler:
         return self._turn
 
     async def _dispatch(
-        self, job: _Job, decision: Decision, view: EngineView, predicted: int
+        self, job: Job, decision: Decision, view: EngineView, predicted: int
     ) -> web.StreamResponse:
         info = view.info
         tokens = job.prompt.token_count if job.prompt is not None else 0
@@ -364,7 +265,7 @@ class GenerateHandler:
 
     async def _relay(
         self,
-        job: _Job,
+        job: Job,
         decision: Decision,
         view: EngineView,
         opened: Opened,
@@ -397,13 +298,11 @@ class GenerateHandler:
         self._check_parity(job, view, predicted, outcome)
         return answer
 
-    def _note_broken(self, job: _Job, view: EngineView, cause: str) -> None:
+    def _note_broken(self, job: Job, view: EngineView, cause: str) -> None:
         self._metrics.broken_streams.add(cause)
         log.warning("stream_broken", request_id=job.request_id, engine=view.info.id, cause=cause)
 
-    async def _give_up(
-        self, job: _Job, failure: RetryableFailureError | None
-    ) -> web.StreamResponse:
+    async def _give_up(self, job: Job, failure: RetryableFailureError | None) -> web.StreamResponse:
         """Pass on the last engine's own error where it gave one, else say what happened."""
         if failure is None:
             raise NoEngineError("no engine is known that could serve this request")
@@ -420,7 +319,7 @@ class GenerateHandler:
 
     # -- Learning ----------------------------------------------------------------------
 
-    def _learn(self, job: _Job, view: EngineView, predicted: int) -> None:
+    def _learn(self, job: Job, view: EngineView, predicted: int) -> None:
         if job.prompt is not None:
             self._metrics.prompt_tokens.add(by=job.prompt.token_count)
             self._metrics.predicted_tokens.add(by=predicted)
@@ -432,7 +331,7 @@ class GenerateHandler:
         for prefix_id in job.prefix_ids:
             self._know.hints.learn(prefix_id, PrefixHint(keys, view.info.id, view.info.incarnation))
 
-    def _check_parity(self, job: _Job, view: EngineView, predicted: int, outcome: Outcome) -> None:
+    def _check_parity(self, job: Job, view: EngineView, predicted: int, outcome: Outcome) -> None:
         reported = outcome.reported_cached_tokens
         if reported is None or job.prompt is None or view.info.events is EventsState.OFF:
             return

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, SecretStr
 
 from nearkv.ingress.routing import Policy
-from nearkv.settings import Address, ComponentSettings, SettingsGroup
+from nearkv.settings import Address, ServiceSettings, SettingsGroup
 
 
 class StaticEngine(SettingsGroup):
@@ -75,7 +75,7 @@ class TokenizationSettings(SettingsGroup):
     )
 
 
-class IngressSettings(ComponentSettings):
+class IngressSettings(ServiceSettings):
     """Settings of ``nearkv-ingress``."""
 
     listen: Address = Field(Address("127.0.0.1", 8080), description="Address to serve on.")
@@ -101,9 +101,6 @@ class IngressSettings(ComponentSettings):
     )
     retries: int = Field(1, ge=0, le=5, description="Other engines tried before the first byte.")
     drain_seconds: float = Field(30.0, ge=0, description="Longest wait for requests at shutdown.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe events to log."
-    )
 
     @property
     def cluster_secret_bytes(self) -> bytes:

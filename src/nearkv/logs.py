@@ -50,6 +50,7 @@ def configure_logging(
     target = sys.stderr if stream is None else stream
     as_json = not target.isatty() if json is None else json
     shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
         _stamp_with(component),
         *([_render_exception] if as_json else []),
     ]

@@ -25,7 +25,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _ENGINES = 4
 _START_SECONDS = 30.0
 _PATH = "/v1/completions"
-_SIZES = {"1kb": (1 << 10, 64, 600), "32kb": (32 << 10, 64, 300), "256kb": (256 << 10, 32, 96)}
+_SIZES = {"1kb": (1 << 10, 64, 600), "32kb": (32 << 10, 64, 300), "256kb": (256 << 10, 8, 96)}
 _WORDS = (_ROOT / "LICENSE").read_text().split()
 
 

@@ -78,8 +78,10 @@ async def test_a_sleeping_engine_gets_nothing_and_counts_as_empty():
         await eventually(
             lambda: agent.state.trackers[holder].info.state == "asleep", what="sleep is seen"
         )
+        await eventually(
+            lambda: agent.state.trackers[holder].table.block_count == 0, what="nothing is held"
+        )
         await ingress.synced(agent)
-        assert agent.state.trackers[holder].table.block_count == 0
         response, _ = await ingress.complete(DOCUMENT)
         assert response.headers["x-nearkv-engine"] != holder
 

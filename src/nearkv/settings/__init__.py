@@ -10,7 +10,7 @@ pydantic, which takes about 0.2 s; code that only prints help must import it laz
 """
 
 from nearkv.settings.address import Address, parse_address
-from nearkv.settings.base import ComponentSettings, SettingsGroup
+from nearkv.settings.base import ComponentSettings, ServiceSettings, SettingsGroup
 from nearkv.settings.loading import load_settings
 from nearkv.settings.rendering import render_config, render_help, render_table
 from nearkv.settings.resolving import Resolved, resolve_settings
@@ -19,6 +19,7 @@ __all__ = [
     "Address",
     "ComponentSettings",
     "Resolved",
+    "ServiceSettings",
     "SettingsGroup",
     "load_settings",
     "parse_address",

@@ -1,6 +1,8 @@
 """Base classes of all settings."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -44,3 +46,11 @@ class ComponentSettings(BaseSettings):
         came from, pass over unknown environment variables, and stop at the first mistake.
         """
         return (init_settings,)
+
+
+class ServiceSettings(ComponentSettings):
+    """Settings that every long-running component has."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe events to log."
+    )

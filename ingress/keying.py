@@ -1,0 +1,128 @@
+"""Finding a request's block keys: remembered, or by asking one engine for its tokens."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+from aiohttp import web
+
+from nearkv.block_keys import KeyNamespace, root_key
+from nearkv.ingress.errors import TokenizationError
+from nearkv.ingress.fleet import EngineView
+from nearkv.ingress.hints import PrefixHint
+from nearkv.ingress.knowledge import Knowledge
+from nearkv.ingress.metrics import IngressMetrics
+from nearkv.ingress.requests import GenerateRequest, PromptKind
+from nearkv.ingress.routing import Policy
+from nearkv.ingress.tokens.engine_tokenizer import EngineRef
+from nearkv.ingress.tokens.memo import PromptKeys
+from nearkv.ingress.tokens.service import KeyScope
+from nearkv.state.model import EngineState
+
+_SPEAKERS = 2
+_ROOTS_KEPT = 1024
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Job:
+    """One request on its way: what came in, and what was found out so far."""
+
+    web_request: web.Request
+    path: str
+    body: bytes
+    parsed: GenerateRequest
+    request_id: str
+    arrived_at: float
+    views: Sequence[EngineView]
+    prompt: PromptKeys | None = None
+    prefix_ids: tuple[str, ...] = ()
+    hint: PrefixHint | None = None
+    tried: set[str] = field(default_factory=set)
+
+
+class KeyFinder:
+    """Gives jobs their prompt's block keys, with at most one tokenization each."""
+
+    def __init__(
+        self,
+        knowledge: Knowledge,
+        metrics: IngressMetrics,
+        policy: Policy,
+        now: Callable[[], float],
+    ) -> None:
+        self._know = knowledge
+        self._metrics = metrics
+        self._policy = policy
+        self._now = now
+        self._roots: dict[tuple[str, str, str], int] = {}
+
+    async def find(self, job: Job) -> None:
+        """Set ``job.prompt``; without any, routing goes on by hint and load.
+
+        Policies that do not look at prefixes need none. An engine that cannot be connected
+        to was not asked, so another one is.
+        """
+        if job.parsed.kind is PromptKind.NONE or self._policy is not Policy.PREFIX_FIRST:
+            return
+        job.prompt = self._recall(job)
+        for _ in range(_SPEAKERS):
+            speaker = None if job.prompt is not None else self._choose_speaker(job.views)
+            if speaker is None:
+                break
+            try:
+                job.prompt = await self._ask(job, speaker)
+            except TokenizationError as error:
+                self._metrics.tokenizations.add("failed")
+                log.warning("no_tokens", request_id=job.request_id, error=str(error))
+                if not error.unreachable:
+                    break
+                info = speaker.info
+                self._know.suspects.failed(info.id, info.incarnation, self._now())
+        if job.prompt is not None:
+            self._metrics.tokenizations.add(job.prompt.source)
+
+    def _recall(self, job: Job) -> PromptKeys | None:
+        """Return the keys without asking anybody, where the same prompt was seen before."""
+        for view in job.views:
+            if view.info.block_size is not None:
+                return self._know.tokens.recall(job.parsed, self._scope(view, job.parsed))
+        return None
+
+    async def _ask(self, job: Job, speaker: EngineView) -> PromptKeys:
+        info = speaker.info
+        return await self._know.tokens.keys_of(
+            job.parsed,
+            job.body,
+            job.path,
+            scope=self._scope(speaker, job.parsed),
+            engine=EngineRef(info.id, info.incarnation, info.url),
+        )
+
+    def _choose_speaker(self, views: Sequence[EngineView]) -> EngineView | None:
+        """Return the engine to ask for tokens: a ready one, the least busy of them."""
+        now = self._now()
+        able = [
+            view
+            for view in views
+            if view.info.block_size is not None
+            and view.info.state is EngineState.READY
+            and not self._know.suspects.is_suspect(view.info.id, view.info.incarnation, now)
+        ]
+        return min(able, key=self._business, default=None)
+
+    def _business(self, view: EngineView) -> tuple[int, str]:
+        in_flight = self._know.ledger.at(view.info.id, view.info.incarnation)
+        return in_flight.requests, view.info.id
+
+    def _scope(self, view: EngineView, parsed: GenerateRequest) -> KeyScope:
+        info = view.info
+        lora = parsed.model if parsed.model in info.adapters and parsed.model else ""
+        name = (info.key_model, lora, parsed.cache_salt)
+        root = self._roots.get(name)
+        if root is None:
+            if len(self._roots) >= _ROOTS_KEPT:
+                self._roots.clear()
+            root = self._roots[name] = root_key(KeyNamespace(*name), self._know.secret)
+        return KeyScope(parsed.model or info.model, root, info.block_size or 0)

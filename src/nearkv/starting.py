@@ -1,0 +1,31 @@
+"""How a component's program starts: settings, logs, event loop, exit."""
+
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from nearkv.errors import NearkvError
+from nearkv.logs import configure_logging
+from nearkv.serving import run
+from nearkv.settings import ServiceSettings, load_settings
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def start(
+    settings_class: type[S], component: str, serve: Callable[[S], Coroutine[Any, Any, None]]
+) -> None:
+    """Read the settings from the command line and serve until told to stop.
+
+    What nearkv refuses on purpose ends the program with its message and status 1.
+    """
+    name = f"nearkv-{component}"
+    settings = load_settings(
+        settings_class, sys.argv[1:], prog=name, env=os.environ, component=component
+    )
+    configure_logging(component=component, level=settings.log_level)
+    try:
+        run(serve(settings))
+    except NearkvError as error:
+        sys.exit(f"{name}: {error}")
