@@ -158,10 +158,13 @@ class EngineWatch:
 
     async def _scrape_while(self, identity: _Identity) -> None:
         """Scrape until a restarted engine turns out to be another one."""
+        new_process = False
         while True:
             try:
-                if self._take_reading(await self._probe.reading()):
+                new_process |= self._take_reading(await self._probe.reading())
+                if new_process:
                     found = await self._identify()
+                    new_process = False
                     if found != identity:
                         self._log.info("engine_replaced", version=found.version)
                         return
