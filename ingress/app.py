@@ -72,7 +72,8 @@ async def build_app(settings: IngressSettings) -> web.Application:
     add_health_routes(app, readiness, registry=registry)
     own = OwnApi(settings, knowledge, readiness, now=time.monotonic)
     app.router.add_get("/v1/models", own.models)
-    app.router.add_get("/v1/status", guard_with_token(own.status, settings.admin_token))
+    for path, handler in (("/v1/status", own.status), ("/v1/prefixes", own.prefixes)):
+        app.router.add_get(path, guard_with_token(handler, settings.admin_token))
     for path in _USUAL_PATHS:  # found by name, without going through patterns
         app.router.add_post(path, generate.handle)
     app.router.add_route("*", "/v1/{tail:.*}", generate.handle)

@@ -7,8 +7,9 @@ tokenized or nobody holds any of it.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 _BYTES_PER_KEY = 8
 _BYTES_PER_ENTRY = 400
@@ -42,6 +43,10 @@ class PrefixHints:
         if hint is not None:
             self._of.move_to_end(prefix_id)
         return hint
+
+    def latest(self, limit: int) -> Iterator[tuple[str, PrefixHint]]:
+        """Yield the prefix ids used last, latest first."""
+        return islice(reversed(self._of.items()), limit)
 
     def learn(self, prefix_id: str, hint: PrefixHint) -> None:
         """Remember the keys and the engine of the latest request under a prefix id."""

@@ -130,6 +130,20 @@ async def test_the_article_s_prompt_hash_brings_a_short_prompt_back_to_its_engin
             assert response.headers["x-nearkv-reason"] == "hint"
 
 
+async def test_named_prefixes_are_listed_with_what_engines_hold_of_them():
+    async with double() as a, double() as b, small_fleet(a, b) as (ingress, agent):
+        response, _ = await ingress.complete(DOCUMENT, headers={"X-Session-ID": "s-1"})
+        holder = response.headers["x-nearkv-engine"]
+        await ingress.synced(agent)
+        async with ingress.session.get(ingress.url + "/v1/prefixes?limit=5") as answer:
+            (prefix,) = (await answer.json())["prefixes"]
+        assert prefix["id"] == "X-Session-ID:s-1"
+        assert prefix["last_engine"] == holder
+        assert prefix["held_tokens"] == {holder: prefix["blocks"] * 32}
+        async with ingress.session.get(ingress.url + "/v1/prefixes?limit=x") as answer:
+            assert answer.status == 400
+
+
 async def test_each_request_is_tokenized_exactly_once_by_one_engine():
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(double()) for _ in range(4)]
