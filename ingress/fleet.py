@@ -28,6 +28,8 @@ from nearkv.state.model import (
     SnapshotEnd,
 )
 
+_ANY_MODEL = "*"
+
 
 class StreamProtocolError(NearkvError):
     """An agent's frames contradict each other; the stream must start over."""
@@ -70,6 +72,7 @@ class Fleet:
         self.agents: dict[str, AgentView] = {}
         self.engines: dict[str, EngineView] = {}
         self._engine_of_slot: dict[int, str] = {}
+        self._serving: dict[str, list[EngineView]] | None = None
 
     def add_agent(self, url: str) -> AgentView:
         """Start knowing an agent."""
@@ -79,6 +82,16 @@ class Fleet:
         """Know an engine from the configuration: a fallback until an agent speaks of its URL."""
         info = EngineInfo(id=engine, incarnation="", url=url, state=EngineState.READY)
         self.engines[engine] = EngineView(info, agent="")
+        self._serving = None
+
+    def serving(self, model: str) -> list[EngineView]:
+        """Return the engines that answer to a model or adapter name.
+
+        An engine of which only the address is known may serve any model.
+        """
+        if self._serving is None:
+            self._serving = models_served(self.engines.values())
+        return self._serving.get(model) or self._serving.get(_ANY_MODEL, [])
 
     def match(self, keys: Sequence[int]) -> dict[str, int]:
         """Return how many leading blocks of ``keys`` each engine holds."""
@@ -193,6 +206,7 @@ class Fleet:
             view.gauges = None
             view.gauges_at = None
         view.info = info
+        self._serving = None
 
     def _install(self, view: EngineView) -> None:
         """Put a view in place of whatever held its id, or its URL without an agent."""
@@ -202,6 +216,7 @@ class Fleet:
         ]:
             self._drop_engine(engine)
         self.engines[view.info.id] = view
+        self._serving = None
         slots = view.slots
         view.slots = {}
         for tier, slot in slots.items():
@@ -213,6 +228,7 @@ class Fleet:
             return
         self._close_slots(view)
         del self.engines[engine]
+        self._serving = None
 
     def _drop_staging(self, agent: AgentView) -> None:
         for view in (agent.staging or {}).values():
@@ -264,9 +280,16 @@ def _keys(packed: bytes) -> tuple[int, ...]:
 
 
 def models_served(views: Iterable[EngineView]) -> dict[str, list[EngineView]]:
-    """Return the engines by each model name and adapter name that they answer to."""
+    """Return the engines by each name that they answer to; ``*`` for those that name none."""
     served: dict[str, list[EngineView]] = {}
+    anonymous = []
     for view in views:
         for name in (*view.info.models, *view.info.adapters):
             served.setdefault(name, []).append(view)
+        if not view.info.models:
+            anonymous.append(view)
+    for serving in served.values():
+        serving.extend(anonymous)
+    if anonymous:
+        served[_ANY_MODEL] = anonymous
     return served

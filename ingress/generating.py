@@ -75,6 +75,7 @@ class GenerateHandler:
         self._forwarder = forwarder
         self._metrics = metrics
         self._candidates = candidates
+        self._log = log.bind()  # a bound logger skips the module's lazy proxy at each event
         self._keys = KeyFinder(knowledge, metrics, settings.policy, now)
         self._in_flight = knowledge.in_flight
         self._now = now
@@ -125,11 +126,7 @@ class GenerateHandler:
             )
         body = await self._read_body(request)
         parsed = _parse(request, body)
-        prefix_ids = tuple(
-            f"{name}:{value[:_MAX_HINT_LENGTH]}"
-            for name in _HINT_HEADERS
-            if (value := request.headers.get(name))
-        )
+        prefix_ids = _prefix_ids(request)
         return Job(
             web_request=request,
             path=request.path,
@@ -139,8 +136,11 @@ class GenerateHandler:
             arrived_at=arrived_at,
             views=self._views_for(parsed.model),
             prefix_ids=prefix_ids,
-            hint=next(filter(None, map(self._know.hints.get, prefix_ids)), None),
+            hint=self._recall_hint(prefix_ids) if prefix_ids else None,
         )
+
+    def _recall_hint(self, prefix_ids: Sequence[str]) -> PrefixHint | None:
+        return next(filter(None, map(self._know.hints.get, prefix_ids)), None)
 
     def _new_request_id(self) -> str:
         return f"{self._request_prefix}-{next(self._request_numbers):x}"
@@ -157,16 +157,13 @@ class GenerateHandler:
         except (web.RequestPayloadError, ConnectionError) as error:
             raise RequestError(f"the body did not arrive whole: {error}") from error
 
-    def _views_for(self, model: str | None) -> list[EngineView]:
+    def _views_for(self, model: str | None) -> Sequence[EngineView]:
         """Return the engines that answer to a model name; raises for a name nobody knows."""
-        engines = list(self._know.fleet.engines.values())
-        if model is None:
-            return engines
-        serving = [v for v in engines if model in v.info.models or model in v.info.adapters]
-        # An engine of which only the address is known may serve any model.
-        serving += [v for v in engines if not v.info.models]
-        if serving or not engines:
-            return serving
+        fleet = self._know.fleet
+        views = list(fleet.engines.values()) if model is None else fleet.serving(model)
+        if views or not fleet.engines or model is None:
+            return views
+        engines = fleet.engines.values()
         known = sorted({name for v in engines for name in (*v.info.models, *v.info.adapters)})
         raise UnknownModelError(
             f"The model `{model[:200]}` does not exist. Known: {', '.join(known)}.", param="model"
@@ -233,7 +230,7 @@ class GenerateHandler:
             tokens_from=prompt.source if prompt is not None else "none",
             candidates=candidates,
         )
-        log.info("decision", decision=record)
+        self._log.info("decision", decision=record)
         self._metrics.decisions.add(record.policy, record.reason, record.rung)
         if decision.reason == "no_kv_room":
             raise NoRoomError(
@@ -279,7 +276,7 @@ class GenerateHandler:
         if job.prompt is not None:
             headers[PREDICTED_HEADER] = str(predicted)
         outcome = Outcome()
-        first_byte = self._metrics.first_byte_seconds.labels(decision.reason)
+        first_byte = self._metrics.first_byte(decision.reason)
         try:
             answer = await self._forwarder.relay(
                 job.web_request,
@@ -347,6 +344,15 @@ class GenerateHandler:
 
 _HINTED_TOKENS = 1 << 31
 """Stands for the unknown length of a prompt routed by a hint's keys: all of them may match."""
+
+
+def _prefix_ids(request: web.Request) -> tuple[str, ...]:
+    headers = request.headers
+    return tuple(
+        f"{name}:{value[:_MAX_HINT_LENGTH]}"
+        for name in _HINT_HEADERS
+        if (value := headers.get(name))
+    )
 
 
 def _parse(request: web.Request, body: bytes) -> GenerateRequest:

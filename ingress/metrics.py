@@ -57,7 +57,8 @@ class IngressMetrics:
             ("policy", "reason", "rung"),
             registry,
         )
-        self.first_byte_seconds = Histogram(
+        self._first_byte_by: dict[str, Histogram] = {}
+        self._first_byte_seconds = Histogram(
             "nearkv_ingress_first_byte_seconds",
             "From the request's arrival to the first byte of the answer.",
             ("reason",),
@@ -109,6 +110,13 @@ class IngressMetrics:
             ("outcome",),
             registry,
         )
+
+    def first_byte(self, reason: str) -> Histogram:
+        """Return the histogram of first bytes for a routing reason."""
+        child = self._first_byte_by.get(reason)
+        if child is None:
+            child = self._first_byte_by[reason] = self._first_byte_seconds.labels(reason)
+        return child
 
 
 class FleetCollector(Collector):

@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import BinaryIO, Literal, TextIO, cast
@@ -149,11 +150,15 @@ def _adopt_standard_logging(
 
 def _stamp_with(component: str) -> Processor:
     """Make the one processor that adds what every event carries, in reading order."""
+    second, shown_second = -1, ""
 
     def stamp(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        nonlocal second, shown_second
+        whole, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
+        if whole != second:
+            second, shown_second = whole, datetime.fromtimestamp(whole, UTC).isoformat()[:-6]
         return {
-            "timestamp": now.replace("+00:00", "Z"),
+            "timestamp": f"{shown_second}.{milliseconds:03d}Z",
             "level": "error" if method == "exception" else method,
             "component": component,
             "event": event.pop("event", ""),
