@@ -6,6 +6,7 @@ error), 2 the command line or the configuration is wrong.
 
 import sys
 from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,6 +31,13 @@ class Output(Enum):
     WIDE = "wide"
     JSON = "json"
     YAML = "yaml"
+
+
+class PlanOutput(Enum):
+    """Forms of output of ``plan``."""
+
+    TABLE = "table"
+    JSON = "json"
 
 
 class Component(Enum):
@@ -109,6 +117,52 @@ def config(
 def version() -> None:
     """Print the version."""
     typer.echo(f"nearkv {__version__}")
+
+
+@app.command()
+def plan(  # noqa: PLR0913, PLR0917 - one parameter per option
+    model: Annotated[
+        Path, typer.Option(help="The model's folder, or its config.json.", show_default=False)
+    ],
+    gpu: Annotated[
+        str, typer.Option(help="a10, l4, l40s, a100, h100, h200, b200, or effective TFLOP/s.")
+    ] = "h100",
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs that share one prefill.")] = 1,
+    links: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--link",
+            metavar="LINK",
+            help="nvlink, 400g-rdma, 100g-rdma, tcp-host, tcp-gpu, or GB/s[@set-up ms]; "
+            "repeatable. Default: all named ones but nvlink.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        list[int] | None,
+        typer.Option("--tokens", min=1, help="A prompt length; repeatable. Default: 1k to 32k."),
+    ] = None,
+    parameters: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Parameters in billions, active per token for MoE models."),
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="Element type of the KV cache, such as fp8.")
+    ] = None,
+    output: Annotated[PlanOutput, typer.Option("-o", "--output", help="Form.")] = PlanOutput.TABLE,
+) -> None:
+    """Say when moving KV cache between engines beats computing it again."""
+    from nearkv.cli.plan import PlanQuestion, run_plan  # noqa: PLC0415 - keeps --help quick
+
+    question = PlanQuestion(
+        model=model,
+        gpu=gpu,
+        gpus=gpus,
+        links=links or ["400g-rdma", "100g-rdma", "tcp-host", "tcp-gpu"],
+        tokens=tokens or [1024, 4096, 32768],
+        parameters_billion=parameters,
+        kv_dtype=kv_dtype,
+    )
+    run_plan(question, as_json=output is PlanOutput.JSON)
 
 
 def main() -> None:
