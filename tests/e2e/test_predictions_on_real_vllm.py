@@ -27,7 +27,7 @@ from tests.integration.stack import ANY_PORT, eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-SMALL_CACHE = ("--num-gpu-blocks-override", "112", "--max-model-len", "2048")
+SMALL_CACHE = ("--num-gpu-blocks-override", "80", "--max-model-len", "2048")
 DEADLINE = aiohttp.ClientTimeout(total=120)
 
 
@@ -126,7 +126,8 @@ async def test_predictions_come_true_through_eviction_and_restart():
     async with real_fleet() as fleet:
         source = random.Random(1)
         await converse(fleet, source, turns=8)
-        assert all(t.counts.blocks_removed > 20 for t in fleet.trackers.values())
+        evicted = sum(t.counts.blocks_removed for t in fleet.trackers.values())
+        assert evicted > 40, "the cache is small enough to evict"
         before = fleet.trackers["a"].incarnation
         fleet.engines["a"].process.kill()
         await fleet.engines["a"].process.wait()
@@ -148,7 +149,7 @@ async def test_predictions_come_true_through_eviction_and_restart():
         await converse(fleet, source, turns=6)
         equal = sum(predicted == reported for predicted, reported in fleet.pairs)
         hits = sum(reported > 0 for _, reported in fleet.pairs)
-        print(f"\nequal {equal} of {len(fleet.pairs)}, with hits {hits}")  # noqa: T201 (a figure)
+        print(f"\nequal {equal} of {len(fleet.pairs)}, {hits} with hits, {evicted} evictions")  # noqa: T201 (figures)
         assert len(fleet.pairs) >= 100
         assert hits >= 50
         assert equal >= 0.99 * len(fleet.pairs), fleet.pairs
