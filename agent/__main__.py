@@ -1,6 +1,5 @@
 """Entry point of ``nearkv-agent``."""
 
-from nearkv.agent.app import READINESS, build_app
 from nearkv.agent.settings import AgentSettings
 from nearkv.serving import serve
 from nearkv.starting import start
@@ -12,6 +11,9 @@ def main() -> None:
 
 
 async def _serve(settings: AgentSettings) -> None:
+    # Here and not at the top: help and settings need none of the agent's own libraries.
+    from nearkv.agent.app import READINESS, build_app  # noqa: PLC0415 - see above
+
     app = build_app(settings)
     await serve(
         app,

@@ -11,13 +11,12 @@ from nearkv.agent.node_state import NodeState
 from nearkv.agent.settings import AgentSettings
 from nearkv.agent.status import describe_node
 from nearkv.block_keys import pack_keys
-from nearkv.freshness import FreshnessLimits
 from nearkv.health import Readiness
 from nearkv.state.model import Cursor
 
 STREAM_TYPE = "application/vnd.nearkv.state+msgpack"
 _WRITE_SECONDS = 30.0
-_SNAPSHOT_FRAMES_PER_WRITE = 16
+_BYTES_PER_WRITE = 1 << 19
 
 log = structlog.get_logger(__name__)
 
@@ -26,13 +25,18 @@ class StateApi:
     """Handlers over one node's state."""
 
     def __init__(
-        self, state: NodeState, readiness: Readiness, settings: AgentSettings, *, started_at: float
+        self,
+        state: NodeState,
+        readiness: Readiness,
+        settings: AgentSettings,
+        *,
+        started_at: float,
+        write_seconds: float = _WRITE_SECONDS,
     ) -> None:
         self._state = state
         self._readiness = readiness
         self._settings = settings
         self._started_at = started_at
-        self._limits = FreshnessLimits(settings.state.fresh_seconds, settings.state.aged_seconds)
 
     def add_routes(self, app: web.Application) -> None:
         """Add the routes to an application."""
@@ -46,7 +50,7 @@ class StateApi:
             self._state,
             node=self._settings.node,
             started_at=self._started_at,
-            limits=self._limits,
+            limits=self._settings.freshness.limits,
         )
         return _json(described)
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nearkv.agent.errors import AgentError
 from nearkv.agent.probing import endpoint_of_rank
 from nearkv.agent.settings import ConfiguredEngine
 from nearkv.agent.subscribing import EventSource
@@ -43,15 +42,11 @@ class EngineSpec:
 
 
 def configured_engines(engines: Sequence[ConfiguredEngine]) -> list[EngineSpec]:
-    """Return the engines of the configuration; raises ``AgentError`` when an id repeats."""
-    ids = [engine.id for engine in engines]
-    repeated = sorted({name for name in ids if ids.count(name) > 1})
-    if repeated:
-        raise AgentError(f"engines: ids must be unique, repeated: {', '.join(repeated)}")
+    """Return the engines of the configuration."""
     return [
         EngineSpec(
             id=engine.id,
-            url=engine.url.rstrip("/"),
+            url=engine.url,
             role=engine.role,
             group=engine.group,
             key_model=engine.key_model,

@@ -3,7 +3,6 @@
 Missing is unknown, never zero. Names and meanings: reference/vllm.md section 3.
 """
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,8 @@ _CACHE_INFO = "vllm:cache_config_info"
 _SLEEP = "vllm:engine_sleep_state"
 _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 _START_TIME = "process_start_time_seconds"
+_BEYOND_REASON = 2.0**63
+_MOST_DIGITS = 15
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ def _samples(lines: Iterable[str]) -> Iterable[tuple[str, dict[str, str], float]
             value = float(tail.split()[0])
         except (ValueError, IndexError):
             continue
-        if not math.isfinite(value):
+        if not abs(value) < _BEYOND_REASON:  # not finite, or no count of anything
             continue
         yield name, dict(_LABEL.findall(head)) if brace >= 0 else {}, value
 
@@ -108,5 +109,7 @@ def _read_cache_info(rank: RankReading, labels: Mapping[str, str]) -> None:
 
 
 def _whole(text: str | None) -> int | None:
-    """Parse a label that may be missing or say ``None``."""
-    return int(text) if text is not None and text.isdecimal() else None
+    """Parse a label that may be missing, say ``None``, or be no size of anything."""
+    if text is None or not text.isdecimal() or len(text) > _MOST_DIGITS:
+        return None
+    return int(text)

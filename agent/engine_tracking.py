@@ -28,6 +28,8 @@ from nearkv.agent.state_log import StateLog
 from nearkv.block_keys import KeyNamespace, root_key
 from nearkv.state.model import EngineGauges, EngineInfo, EngineState, EventsState
 
+_WIRE_LIMIT = 1 << 63
+
 
 @dataclass(frozen=True, slots=True)
 class EngineIdentity:
@@ -295,8 +297,8 @@ class EngineTracker:
         return EngineGauges(
             id=self.identity.id,
             kv_used_ratio=reading.kv_used_ratio,
-            kv_total_tokens=reading.kv_total_tokens,
-            kv_total_bytes=total_bytes,
+            kv_total_tokens=_whole(reading.kv_total_tokens),
+            kv_total_bytes=_whole(total_bytes),
             requests_running=_whole(reading.requests_running),
             requests_waiting=_whole(reading.requests_waiting),
             prefix_hits_tokens=_whole(reading.prefix_hits_tokens),
@@ -310,7 +312,8 @@ class EngineTracker:
 
 
 def _whole(value: float | None) -> int | None:
-    return None if value is None else round(value)
+    """Return a whole number that the wire can carry; what an engine makes up is unknown."""
+    return None if value is None or abs(value) >= _WIRE_LIMIT else round(value)
 
 
 def _name_incarnation(start_time_seconds: float | None, boot: str) -> str:

@@ -1,7 +1,7 @@
 """Asking one engine who it is and how it does, over HTTP (reference/vllm.md section 4)."""
 
 import asyncio
-from typing import TypeVar
+from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -22,7 +22,7 @@ class ModelCard(msgspec.Struct):
     id: str
     parent: str | None = None
     root: str | None = None
-    max_model_len: int | None = None
+    max_model_len: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)] | None = None
 
 
 class _Models(msgspec.Struct):

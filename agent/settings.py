@@ -1,10 +1,19 @@
 """Settings of the agent; see docs/configuration.md for the generated table."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from nearkv.settings import Address, ServiceSettings, SettingsGroup
+from nearkv.settings import (
+    Address,
+    ClusterSecret,
+    FreshnessSettings,
+    HttpUrl,
+    Secret,
+    ServiceSettings,
+    SettingsGroup,
+    unique_ids,
+)
 
 
 class ConfiguredEngine(SettingsGroup):
@@ -13,7 +22,7 @@ class ConfiguredEngine(SettingsGroup):
     id: str = Field(
         description="Name of the engine, unique in the cluster (pod UID on Kubernetes)."
     )
-    url: str = Field(description="Base URL of its HTTP API, such as http://127.0.0.1:8000.")
+    url: HttpUrl = Field(description="Base URL of its HTTP API, such as http://127.0.0.1:8000.")
     role: Literal["prefill", "decode", "both"] = Field("both", description="Work it may get.")
     group: str | None = Field(
         None, description="Engines that can serve each other's KV; default: the served model."
@@ -24,13 +33,25 @@ class ConfiguredEngine(SettingsGroup):
     kv_events: str | None = Field(
         None, description="ZMQ endpoint of KV events; default: /kv_event_sources of the engine."
     )
-    kv_replay: str | None = Field(None, description="ZMQ endpoint for replays of KV events.")
-    topic: str = Field("", description="Topic prefix to subscribe to; empty takes every topic.")
+    kv_replay: str | None = Field(
+        None, description="ZMQ endpoint for replays of KV events; goes with kv_events."
+    )
+    topic: str = Field(
+        "",
+        description="Topic prefix to subscribe to; empty takes every topic; goes with kv_events.",
+    )
     dp_size: int = Field(1, ge=1, description="Data-parallel ranks behind the URL.")
     kv_bytes_per_token: int | None = Field(
         None, gt=0, description="KV cache bytes per token, where the engine does not report bytes."
     )
-    api_key: SecretStr | None = Field(None, description="Bearer token that the engine wants.")
+    api_key: Secret | None = Field(None, description="Bearer token that the engine wants.")
+
+    @field_validator("kv_replay", "topic")
+    @classmethod
+    def _goes_with_kv_events(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value and info.data.get("kv_events") is None:
+            raise ValueError("needs kv_events beside it")
+        return value
 
 
 class ScrapeSettings(SettingsGroup):
@@ -54,26 +75,29 @@ class StateSettings(SettingsGroup):
     )
     heartbeat_seconds: float = Field(1.0, gt=0, description="Pause between heartbeats on a stream.")
     max_consumers: int = Field(256, gt=0, description="Streams served at once.")
-    fresh_seconds: float = Field(3.0, gt=0, description="Readings up to this age are fresh.")
-    aged_seconds: float = Field(30.0, gt=0, description="Readings up to this age are aged.")
 
 
 class AgentSettings(ServiceSettings):
-    """Settings of ``nearkv-agent``."""
+    """Watch the engines of one node, and serve what they hold and how they do."""
 
     node: str = Field("local", min_length=1, description="Name of this node.")
     listen: Address = Field(
         Address("127.0.0.1", 9470), description="Address to serve state, status and metrics on."
     )
-    engines: tuple[ConfiguredEngine, ...] = Field((), description="Engines of this node.")
-    token: SecretStr | None = Field(
+    engines: Annotated[tuple[ConfiguredEngine, ...], AfterValidator(unique_ids)] = Field(
+        (), description="Engines of this node."
+    )
+    token: Secret | None = Field(
         None, description="Bearer token that readers of the state must show."
     )
-    cluster_secret: SecretStr | None = Field(
+    cluster_secret: ClusterSecret | None = Field(
         None,
-        max_length=64,
-        description="Keys the block keys, so that state does not betray prompts to a guesser.",
+        description="Keys the block keys, so that state does not betray prompts to a guesser; "
+        "at most 64 bytes.",
     )
     scrape: ScrapeSettings = Field(ScrapeSettings(), description="Scraping of engines.")
     state: StateSettings = Field(StateSettings(), description="The state kept and served.")
+    freshness: FreshnessSettings = Field(
+        FreshnessSettings(), description="What the status calls fresh and aged."
+    )
     drain_seconds: float = Field(5.0, ge=0, description="Longest wait for streams at shutdown.")

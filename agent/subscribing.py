@@ -45,6 +45,7 @@ class SubscriptionLimits:
     message_bytes: int = 64 << 20
     replay_step_seconds: float = 5.0
     replay_messages: int = 100_000
+    replay_seconds: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,10 @@ class Notifications:
 
 
 class EventSubscription:
-    """Feeds one tracker from one event source until cancelled."""
+    """Feeds one tracker from one event source until cancelled.
+
+    An endpoint that cannot be an address ends it with the events ``lost``; scrapes go on.
+    """
 
     def __init__(
         self,
@@ -94,7 +98,9 @@ class EventSubscription:
         socket.subscribe(self._source.topic)
         monitor = socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
         try:
-            socket.connect(self._source.endpoint)
+            if not self._connect(socket, self._source.endpoint):
+                self._tracker.on_subscription(connected=False)
+                return
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch_connection(monitor))
                 tasks.create_task(self._replay_on_request())
@@ -104,6 +110,15 @@ class EventSubscription:
             socket.disable_monitor()
             monitor.close(linger=0)
             socket.close(linger=0)
+
+    def _connect(self, socket: zmq.asyncio.Socket, endpoint: str) -> bool:
+        """Connect in the background; False where the endpoint is no address."""
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self._log.warning("event_endpoint_unusable", asked=endpoint, error=str(error))
+            return False
+        return True
 
     async def _follow(self, socket: zmq.asyncio.Socket) -> None:
         plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket)
@@ -156,9 +171,12 @@ class EventSubscription:
         socket.setsockopt(zmq.MAXMSGSIZE, self._limits.message_bytes)
         socket.setsockopt(zmq.RCVHWM, self._limits.queue_messages)
         try:
-            socket.connect(endpoint)
-            await socket.send_multipart([b"", _SEQ.pack(asked)])
-            return [message async for message in self._replies(socket)]
+            if not self._connect(socket, endpoint):
+                return None
+            # Live messages wait meanwhile: an engine that drips must not hold them for ever.
+            async with asyncio.timeout(self._limits.replay_seconds):
+                await socket.send_multipart([b"", _SEQ.pack(asked)])
+                return [message async for message in self._replies(socket)]
         except TimeoutError:
             return None
         finally:
@@ -185,6 +203,10 @@ class EventSubscription:
             connected = event["event"] == zmq.EVENT_CONNECTED
             self._tracker.on_subscription(connected=connected)
             self._changed()
-            if not connected:
+            if connected:
+                # What was published while the connection was away shows as a gap only once
+                # more is published: an idle engine would leave it unseen.
+                self.request_replay()
+            else:
                 self._log.info("event_stream_disconnected")
                 self._suspect()

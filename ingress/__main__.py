@@ -2,7 +2,6 @@
 
 import gc
 
-from nearkv.ingress.app import KNOWLEDGE, READINESS, build_app
 from nearkv.ingress.settings import IngressSettings
 from nearkv.serving import serve
 from nearkv.starting import start
@@ -14,6 +13,13 @@ def main() -> None:
 
 
 async def _serve(settings: IngressSettings) -> None:
+    # Here and not at the top: help and settings need none of the ingress's own libraries.
+    from nearkv.ingress.app import (  # noqa: PLC0415 - see above
+        KNOWLEDGE,
+        READINESS,
+        build_app,
+    )
+
     app = await build_app(settings)
     _spare_the_garbage_collector()
     await serve(

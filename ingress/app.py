@@ -10,7 +10,6 @@ import aiohttp
 import structlog
 from aiohttp import web
 
-from nearkv.freshness import FreshnessLimits
 from nearkv.health import Readiness, add_health_routes, create_registry
 from nearkv.ingress.api import OwnApi
 from nearkv.ingress.candidates import CandidateBuilder
@@ -30,6 +29,7 @@ from nearkv.ingress.tokens.engine_tokenizer import EngineTokenizer
 from nearkv.ingress.tokens.local_tokenizer import LocalTokenizer
 from nearkv.ingress.tokens.service import TokenService
 from nearkv.serving import InFlight, guard_with_token
+from nearkv.settings import secret_bytes
 
 READINESS = web.AppKey("readiness", Readiness)
 KNOWLEDGE = web.AppKey("knowledge", Knowledge)
@@ -57,7 +57,7 @@ async def build_app(settings: IngressSettings) -> web.Application:
     metrics = IngressMetrics(registry)
     registry.register(FleetCollector(knowledge.fleet, knowledge.ledger))
     readiness = Readiness(_CHECK_SYNC)
-    limits = FreshnessLimits(settings.freshness.fresh_seconds, settings.freshness.aged_seconds)
+    limits = settings.freshness.limits
     generate = GenerateHandler(
         settings,
         knowledge,
@@ -126,7 +126,7 @@ def _gather_knowledge(
         parity=ParityCheck(),
         suspects=Suspects(),
         in_flight=InFlight(),
-        secret=settings.cluster_secret_bytes,
+        secret=secret_bytes(settings.cluster_secret),
     )
 
 

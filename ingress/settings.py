@@ -1,18 +1,27 @@
 """Settings of the ingress; see docs/configuration.md for the generated table."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field
 
 from nearkv.ingress.routing import Policy
-from nearkv.settings import Address, ServiceSettings, SettingsGroup
+from nearkv.settings import (
+    Address,
+    ClusterSecret,
+    FreshnessSettings,
+    HttpUrl,
+    Secret,
+    ServiceSettings,
+    SettingsGroup,
+    unique_ids,
+)
 
 
 class StaticEngine(SettingsGroup):
     """An engine known without an agent: a fallback, routed to by load alone."""
 
     id: str = Field(description="Name of the engine.")
-    url: str = Field(description="Base URL of its HTTP API.")
+    url: HttpUrl = Field(description="Base URL of its HTTP API.")
 
 
 class LimitSettings(SettingsGroup):
@@ -57,13 +66,6 @@ class GateSettings(SettingsGroup):
     retry_after_seconds: int = Field(1, ge=1, description="Retry-After of a 429.")
 
 
-class FreshnessSettings(SettingsGroup):
-    """Ages up to which engine state is trusted."""
-
-    fresh_seconds: float = Field(3.0, gt=0, description="State up to this age is fresh.")
-    aged_seconds: float = Field(30.0, gt=0, description="State up to this age is aged.")
-
-
 class TokenizationSettings(SettingsGroup):
     """Where token ids come from."""
 
@@ -76,18 +78,20 @@ class TokenizationSettings(SettingsGroup):
 
 
 class IngressSettings(ServiceSettings):
-    """Settings of ``nearkv-ingress``."""
+    """Serve the OpenAI API, each request by the engine that holds its KV cache."""
 
     listen: Address = Field(Address("127.0.0.1", 8080), description="Address to serve on.")
     policy: Policy = Field(Policy.PREFIX_FIRST, description="How engines are chosen.")
-    agents: tuple[str, ...] = Field((), description="Base URLs of the node agents to follow.")
-    agent_token: SecretStr | None = Field(None, description="Bearer token the agents want.")
-    engines: tuple[StaticEngine, ...] = Field((), description="Engines known without an agent.")
-    engine_api_key: SecretStr | None = Field(
+    agents: tuple[HttpUrl, ...] = Field((), description="Base URLs of the node agents to follow.")
+    agent_token: Secret | None = Field(None, description="Bearer token the agents want.")
+    engines: Annotated[tuple[StaticEngine, ...], AfterValidator(unique_ids)] = Field(
+        (), description="Engines known without an agent."
+    )
+    engine_api_key: Secret | None = Field(
         None, description="Bearer token for our own calls to engines (tokenization)."
     )
-    cluster_secret: SecretStr | None = Field(
-        None, max_length=64, description="Keys the block keys; the same as the agents'."
+    cluster_secret: ClusterSecret | None = Field(
+        None, description="Keys the block keys; the same as the agents'."
     )
     limits: LimitSettings = Field(LimitSettings(), description="Bounds.")
     deadlines: DeadlineSettings = Field(DeadlineSettings(), description="Deadlines.")
@@ -96,13 +100,8 @@ class IngressSettings(ServiceSettings):
     tokenization: TokenizationSettings = Field(
         TokenizationSettings(), description="Sources of token ids."
     )
-    admin_token: SecretStr | None = Field(
+    admin_token: Secret | None = Field(
         None, description="Bearer token for /v1/status and other admin paths."
     )
     retries: int = Field(1, ge=0, le=5, description="Other engines tried before the first byte.")
     drain_seconds: float = Field(30.0, ge=0, description="Longest wait for requests at shutdown.")
-
-    @property
-    def cluster_secret_bytes(self) -> bytes:
-        """The cluster secret as it keys the block keys; empty where there is none."""
-        return self.cluster_secret.get_secret_value().encode() if self.cluster_secret else b""

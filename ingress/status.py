@@ -14,7 +14,7 @@ def describe_ingress(
 ) -> dict[str, Any]:
     """Return the status as plain JSON types; unknown values are null."""
     fleet = knowledge.fleet
-    limits = FreshnessLimits(settings.freshness.fresh_seconds, settings.freshness.aged_seconds)
+    limits = settings.freshness.limits
     size = fleet.index.size
     totals = knowledge.totals
     return {

@@ -18,7 +18,8 @@ def start(
 ) -> None:
     """Read the settings from the command line and serve until told to stop.
 
-    What nearkv refuses on purpose ends the program with its message and status 1.
+    What nearkv refuses on purpose ends the program with its message and status 1, as does
+    a library that is not installed, since each component's own come as an extra.
     """
     name = f"nearkv-{component}"
     settings = load_settings(
@@ -29,3 +30,7 @@ def start(
         run(serve(settings))
     except NearkvError as error:
         sys.exit(f"{name}: {error}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("nearkv"):
+            raise
+        sys.exit(f"{name}: {error}; install it with: pip install 'nearkv[{component}]'")

@@ -14,11 +14,23 @@ from nearkv.settings.base import ComponentSettings, ServiceSettings, SettingsGro
 from nearkv.settings.loading import load_settings
 from nearkv.settings.rendering import render_config, render_help, render_table
 from nearkv.settings.resolving import Resolved, resolve_settings
+from nearkv.settings.values import (
+    ClusterSecret,
+    FreshnessSettings,
+    HttpUrl,
+    Secret,
+    secret_bytes,
+    unique_ids,
+)
 
 __all__ = [
     "Address",
+    "ClusterSecret",
     "ComponentSettings",
+    "FreshnessSettings",
+    "HttpUrl",
     "Resolved",
+    "Secret",
     "ServiceSettings",
     "SettingsGroup",
     "load_settings",
@@ -27,4 +39,6 @@ __all__ = [
     "render_help",
     "render_table",
     "resolve_settings",
+    "secret_bytes",
+    "unique_ids",
 ]
