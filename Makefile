@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+# Warnings show in the programs that tests start, too.
+PYTEST := PYTHONWARNINGS=default $(RUN) -m pytest -q
 BENCH_VENV := .venv-bench
-
-export PYTHONWARNINGS ?= default
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run demo test test-all lint format docs bench-index bench-ingress clean
@@ -31,11 +31,11 @@ demo: $(VENV)/.stamp ## The same, but exit when the scenario is done
 
 test: $(VENV)/.stamp ## The fast lane: lint and every test that needs no real engine
 	@$(MAKE) --no-print-directory lint
-	$(RUN) -m pytest -q -m 'not vllm'
+	$(PYTEST) -m 'not vllm'
 
 test-all: setup ## The full lane: lint and every test, those on real vLLM included
 	@$(MAKE) --no-print-directory lint
-	$(RUN) -m pytest -q
+	$(PYTEST)
 
 lint: $(VENV)/.stamp ## Style, types, import contracts, docstrings
 	@$(VENV)/bin/ruff check .

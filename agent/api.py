@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import structlog
@@ -12,6 +13,7 @@ from nearkv.agent.settings import AgentSettings
 from nearkv.agent.status import describe_node
 from nearkv.block_keys import pack_keys
 from nearkv.health import Readiness
+from nearkv.serving import cut_connection
 from nearkv.state.model import Cursor
 
 STREAM_TYPE = "application/vnd.nearkv.state+msgpack"
@@ -37,6 +39,7 @@ class StateApi:
         self._readiness = readiness
         self._settings = settings
         self._started_at = started_at
+        self._write_seconds = write_seconds
 
     def add_routes(self, app: web.Application) -> None:
         """Add the routes to an application."""
@@ -90,12 +93,13 @@ class StateApi:
             )
         response = web.StreamResponse(headers={"Cache-Control": "no-store"})
         response.content_type = STREAM_TYPE
-        await response.prepare(request)
         self._state.consumers += 1
         try:
+            await response.prepare(request)
             await self._feed(response, cursor)
         except TimeoutError:
             log.warning("consumer_stalled", peer=request.remote)
+            cut_connection(request)
         except ConnectionError:
             pass
         finally:
@@ -119,27 +123,39 @@ class StateApi:
                 frames.append(self._state.log.heartbeat(self._state.ages_seconds()))
                 beat_at = self._state.now() + self._settings.state.heartbeat_seconds
             if frames:
-                await _write(response, b"".join(frames))
+                await self._write(response, frames)
             else:
                 await self._state.wait_for_news(beat_at - self._state.now())
 
     async def _send_snapshot(self, response: web.StreamResponse) -> Cursor:
         frames = self._state.snapshot()
         cursor = self._state.log.cursor
-        batch: list[bytes] = []
-        for frame in frames:
-            batch.append(frame)
-            if len(batch) == _SNAPSHOT_FRAMES_PER_WRITE:
-                await _write(response, b"".join(batch))
-                batch.clear()
-        await _write(response, b"".join(batch))
+        await self._write(response, frames)
         return cursor
 
+    async def _write(self, response: web.StreamResponse, frames: Iterable[bytes]) -> None:
+        """Write with back-pressure; a consumer that takes nothing for long is let go.
 
-async def _write(response: web.StreamResponse, data: bytes) -> None:
-    """Write with back-pressure; a consumer that takes nothing for long is let go."""
-    async with asyncio.timeout(_WRITE_SECONDS):
-        await response.write(data)
+        A few frames at a time: joined, all that one consumer lacks may be a whole ring, and
+        there may be many consumers.
+        """
+        for batch in _batches(frames):
+            async with asyncio.timeout(self._write_seconds):
+                await response.write(batch)
+
+
+def _batches(frames: Iterable[bytes]) -> Iterator[bytes]:
+    batch: list[bytes] = []
+    size_bytes = 0
+    for frame in frames:
+        batch.append(frame)
+        size_bytes += len(frame)
+        if size_bytes >= _BYTES_PER_WRITE:
+            yield b"".join(batch)
+            batch.clear()
+            size_bytes = 0
+    if batch:
+        yield b"".join(batch)
 
 
 def _cursor_of(request: web.Request) -> Cursor | None:

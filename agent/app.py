@@ -1,9 +1,8 @@
 """Putting the agent together: settings in, a running application out."""
 
-import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import aiohttp
 import structlog
@@ -12,7 +11,7 @@ from aiohttp import web
 
 from nearkv._version import __version__
 from nearkv.agent.api import StateApi
-from nearkv.agent.discovering import configured_engines
+from nearkv.agent.discovering import EngineSpec, configured_engines
 from nearkv.agent.metrics import NodeCollector
 from nearkv.agent.node_state import NodeState
 from nearkv.agent.probing import EngineProbe
@@ -21,6 +20,8 @@ from nearkv.agent.state_log import StateLog
 from nearkv.agent.watching import EngineWatch, WatchLimits
 from nearkv.health import Readiness, add_health_routes, create_registry
 from nearkv.serving import require_bearer_token
+from nearkv.settings import secret_bytes
+from nearkv.supervising import supervised
 
 NODE_STATE = web.AppKey("node_state", NodeState)
 READINESS = web.AppKey("readiness", Readiness)
@@ -31,11 +32,10 @@ log = structlog.get_logger(__name__)
 
 
 def build_app(settings: AgentSettings) -> web.Application:
-    """Build the agent's application; engines are watched while it runs.
-
-    Raises ``AgentError`` when the configured engines contradict each other.
-    """
+    """Build the agent's application; engines are watched while it runs."""
     specs = configured_engines(settings.engines)
+    if not specs:
+        log.warning("no_engines_configured")
     boot = secrets.token_hex(4)
     state = NodeState(
         StateLog(
@@ -56,6 +56,19 @@ def build_app(settings: AgentSettings) -> web.Application:
     app[READINESS] = readiness
     add_health_routes(app, readiness, registry=registry)
     StateApi(state, readiness, settings, started_at=state.now()).add_routes(app)
+    app.cleanup_ctx.append(_watching(specs, settings, state, readiness))
+    return app
+
+
+def _watching(
+    specs: Sequence[EngineSpec], settings: AgentSettings, state: NodeState, readiness: Readiness
+) -> Callable[[web.Application], AsyncIterator[None]]:
+    """Return the application's context in which the engines are watched."""
+    limits = WatchLimits(
+        scrape_interval_seconds=settings.scrape.interval_seconds,
+        table_limit_bytes=settings.state.table_limit_bytes,
+        secret=secret_bytes(settings.cluster_secret),
+    )
 
     async def watch_engines(_app: web.Application) -> AsyncIterator[None]:
         context = zmq.asyncio.Context()
@@ -72,35 +85,14 @@ def build_app(settings: AgentSettings) -> web.Application:
                     state,
                     node=settings.node,
                     context=context,
-                    limits=_limits_of(settings),
+                    limits=limits,
                 )
                 for spec in specs
             ]
-            tasks = [asyncio.create_task(_guard(watch, readiness)) for watch in watches]
-            readiness.set(_CHECK_WATCHES, ok=True)
-            yield
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            jobs = [watch.run() for watch in watches]
+            async with supervised(jobs, readiness, check=_CHECK_WATCHES):
+                readiness.set(_CHECK_WATCHES, ok=True)
+                yield
         context.destroy(linger=0)
 
-    app.cleanup_ctx.append(watch_engines)
-    return app
-
-
-async def _guard(watch: EngineWatch, readiness: Readiness) -> None:
-    """Let a defect in one watch be seen, instead of ending in silence."""
-    try:
-        await watch.run()
-    except Exception as error:
-        log.exception("watch_failed")
-        readiness.set(_CHECK_WATCHES, ok=False, why=f"a watch failed: {error!r}")
-
-
-def _limits_of(settings: AgentSettings) -> WatchLimits:
-    secret = settings.cluster_secret
-    return WatchLimits(
-        scrape_interval_seconds=settings.scrape.interval_seconds,
-        table_limit_bytes=settings.state.table_limit_bytes,
-        secret=secret.get_secret_value().encode() if secret else b"",
-    )
+    return watch_engines

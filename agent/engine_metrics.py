@@ -3,6 +3,7 @@
 Missing is unknown, never zero. Names and meanings: reference/vllm.md section 3.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,6 @@ _CACHE_INFO = "vllm:cache_config_info"
 _SLEEP = "vllm:engine_sleep_state"
 _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 _START_TIME = "process_start_time_seconds"
-_BEYOND_REASON = 2.0**63
 _MOST_DIGITS = 15
 
 
@@ -86,7 +86,7 @@ def _samples(lines: Iterable[str]) -> Iterable[tuple[str, dict[str, str], float]
             value = float(tail.split()[0])
         except (ValueError, IndexError):
             continue
-        if not abs(value) < _BEYOND_REASON:  # not finite, or no count of anything
+        if not math.isfinite(value):
             continue
         yield name, dict(_LABEL.findall(head)) if brace >= 0 else {}, value
 

@@ -137,6 +137,8 @@ class NodeCollector(Collector):
                 "undecodable": counts.undecodable,
                 "bad_tokens": tracker.table.counts.bad_tokens,
                 "orphan_dropped": tracker.table.counts.orphans_dropped,
+                "unknown_removed": tracker.table.counts.unknown_removed,
+                "unresolved_tier": tracker.table.counts.unresolved_tier,
                 **counts.skipped,
             }
             for reason, count in reasons.items():

@@ -10,6 +10,7 @@ import msgspec
 from nearkv.agent.engine_metrics import EngineReading, parse_metrics
 from nearkv.agent.errors import EngineProbeError
 from nearkv.agent.subscribing import EventSource
+from nearkv.http_failures import explain_failure
 
 _MAX_ANSWER_BYTES = 16 << 20
 
@@ -21,7 +22,6 @@ class ModelCard(msgspec.Struct):
 
     id: str
     parent: str | None = None
-    root: str | None = None
     max_model_len: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)] | None = None
 
 
@@ -38,7 +38,6 @@ class _Source(msgspec.Struct):
     replay_endpoint: str | None = None
     topic: str = ""
     enable_kv_cache_events: bool = True
-    publisher: str = "zmq"
 
 
 class EngineProbe:
@@ -108,9 +107,12 @@ class EngineProbe:
                 while not response.content.at_eof() and len(body) < _MAX_ANSWER_BYTES:
                     body += await response.content.read(_MAX_ANSWER_BYTES - len(body))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineProbeError(f"{path}: {type(error).__name__}: {error}") from error
+            raise EngineProbeError(f"{self._url}{path}: {explain_failure(error)}") from error
         if response.status != 200:  # noqa: PLR2004 (HTTP OK)
-            raise EngineProbeError(f"{path}: status {response.status}", status=response.status)
+            remedy = "; set its api_key" if response.status == 401 else ""  # noqa: PLR2004 (HTTP)
+            raise EngineProbeError(
+                f"{self._url}{path}: status {response.status}{remedy}", status=response.status
+            )
         return body
 
     @staticmethod

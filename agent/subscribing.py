@@ -198,15 +198,17 @@ class EventSubscription:
             yield seq, payload
 
     async def _watch_connection(self, monitor: zmq.asyncio.Socket) -> None:
+        lost = False
         while True:
             event = parse_monitor_message(await monitor.recv_multipart())
             connected = event["event"] == zmq.EVENT_CONNECTED
             self._tracker.on_subscription(connected=connected)
             self._changed()
-            if connected:
+            if connected and lost:
                 # What was published while the connection was away shows as a gap only once
                 # more is published: an idle engine would leave it unseen.
                 self.request_replay()
-            else:
+            lost = not connected
+            if lost:
                 self._log.info("event_stream_disconnected")
                 self._suspect()

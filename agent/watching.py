@@ -82,7 +82,7 @@ class EngineWatch:
             except EngineProbeError as error:
                 if self._spec.id not in self._state.problems:
                     self._log.warning("engine_not_answering", error=str(error))
-                self._state.problems[self._spec.id] = f"{self._spec.url} does not answer: {error}"
+                self._state.problems[self._spec.id] = str(error)
                 await self._pause()
             else:
                 self._state.problems.pop(self._spec.id, None)

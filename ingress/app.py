@@ -30,6 +30,7 @@ from nearkv.ingress.tokens.local_tokenizer import LocalTokenizer
 from nearkv.ingress.tokens.service import TokenService
 from nearkv.serving import InFlight, guard_with_token
 from nearkv.settings import secret_bytes
+from nearkv.supervising import supervised
 
 READINESS = web.AppKey("readiness", Readiness)
 KNOWLEDGE = web.AppKey("knowledge", Knowledge)
@@ -47,6 +48,8 @@ async def build_app(settings: IngressSettings) -> web.Application:
 
     Raises ``IngressError`` when a local tokenizer cannot be loaded.
     """
+    if not settings.agents and not settings.engines:
+        log.warning("no_agents_and_no_engines_configured")
     local = {
         model: LocalTokenizer.load(Path(folder))
         for model, folder in settings.tokenization.local.items()
@@ -159,24 +162,12 @@ def _background(
             _keep_house(knowledge),
             _report_sync(knowledge.fleet, readiness, settings.deadlines.sync_seconds),
         ]
-        tasks = [asyncio.create_task(_guard(job, readiness)) for job in jobs]
-        yield
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async with supervised(jobs, readiness, check="background"):
+            yield
         knowledge.tokens.close()
         await session.close()
 
     return run
-
-
-async def _guard(job: Coroutine[Any, Any, None], readiness: Readiness) -> None:
-    """Let a defect in a background task be seen, instead of ending in silence."""
-    try:
-        await job
-    except Exception as error:
-        log.exception("background_task_failed")
-        readiness.set("background", ok=False, why=f"a task failed: {error!r}")
 
 
 async def _keep_house(knowledge: Knowledge) -> None:

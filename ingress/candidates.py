@@ -7,7 +7,7 @@ import msgspec
 from nearkv.freshness import Freshness, FreshnessLimits
 from nearkv.ingress.fleet import EngineView
 from nearkv.ingress.hints import PrefixHint
-from nearkv.ingress.ledger import InFlight, Ledger
+from nearkv.ingress.ledger import EngineLoad, Ledger
 from nearkv.ingress.parity import ParityCheck
 from nearkv.ingress.routing import Candidate
 from nearkv.ingress.suspects import Suspects
@@ -95,7 +95,7 @@ def cached_tokens(block_size: int | None, depth: int, token_count: int) -> int:
     return min(depth, max(0, token_count - 1) // block_size) * block_size
 
 
-def _free_ratio(view: EngineView, in_flight: InFlight) -> float | None:
+def _free_ratio(view: EngineView, in_flight: EngineLoad) -> float | None:
     """Return the share of KV free for new requests.
 
     The engine's reading may be older than our last dispatches, so the larger of the two

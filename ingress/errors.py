@@ -46,6 +46,14 @@ class BodyTooLargeError(RequestError):
     reason = "body_too_large"
 
 
+class BodyTimeoutError(RequestError):
+    """The client took too long to send its body."""
+
+    status = 408
+    kind = "RequestTimeoutError"
+    reason = "body_timeout"
+
+
 class NoRoomError(IngressError):
     """Every engine that could serve is below its free-KV threshold."""
 

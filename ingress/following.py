@@ -13,11 +13,13 @@ from dataclasses import dataclass
 import aiohttp
 import structlog
 
+from nearkv.http_failures import explain_failure
 from nearkv.ingress.fleet import Fleet, StreamProtocolError
 from nearkv.state.codec import FrameReader, StateDecodeError
 from nearkv.state.model import Cursor
 
 _FIRST_PAUSE_SECONDS = 0.2
+_REMEDIES = {401: ": agent_token is not the agent's token", 404: ": is this an agent?"}
 
 log = structlog.get_logger(__name__)
 
@@ -81,9 +83,9 @@ class AgentFollower:
         except TimeoutError:
             return "silent", f"nothing heard for {self._limits.silence_seconds:g} s"
         except aiohttp.ClientResponseError as error:
-            return "refused", f"status {error.status}"
+            return "refused", f"status {error.status}{_REMEDIES.get(error.status, '')}"
         except (aiohttp.ClientError, OSError) as error:
-            return "disconnected", f"{type(error).__name__}: {error}"
+            return "disconnected", explain_failure(error)
         return "closed", "the agent ended the stream"
 
     async def _read_stream(self, cursor: Cursor | None) -> None:

@@ -9,20 +9,22 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import aiohttp
-from aiohttp import web
+from aiohttp import hdrs, web
 from multidict import CIMultiDict
 from yarl import URL
 
 from nearkv.ingress.answers import error_event, is_event_stream
 from nearkv.ingress.errors import EngineFailedError, EngineTimeoutError
 from nearkv.ingress.settings import DeadlineSettings
+from nearkv.serving import cut_connection
 
 _WHOLE_BODY_BYTES = 256 << 10
 _TAIL_BYTES = 4096
 _URLS_KEPT = 1024
-_CACHED = re.compile(rb'"cached_tokens":\s*(\d+)')
+_CACHED = re.compile(rb'"cached_tokens":\s*(\d{1,15})\b')
 _RETRYABLE_STATUSES = frozenset({500, 502, 503, 504})
 
 _HOP_BY_HOP = frozenset(
@@ -110,7 +112,10 @@ class Forwarder:
         took the request and kept silent (trying again would double the work).
         """
         headers = forwarded_headers(request.headers.items(), request_id, target.dp_rank)
-        url = self._url_of(target.url, request.raw_path)
+        path = request.raw_path
+        if not path.startswith("/"):  # absolute-form (RFC 9112, 3.2.2), which names a host
+            path = str(request.rel_url)
+        url = self._url_of(target.url, path)
         seconds = self._deadlines.first_byte_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -123,6 +128,9 @@ class Forwarder:
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise RetryableFailureError(f"{type(error).__name__}: {error}") from error
+        if opened.response.status == HTTPStatus.SWITCHING_PROTOCOLS:
+            opened.response.close()
+            raise RetryableFailureError("it switched protocols, which nobody asked for")
         if opened.response.status in _RETRYABLE_STATUSES:
             raise RetryableFailureError(f"status {opened.response.status}", opened)
         return opened
@@ -170,6 +178,9 @@ class Forwarder:
             if opened.whole:
                 first_byte()
                 outcome.reported_cached_tokens = reported_cached_tokens(opened.first)
+                if request.method == hdrs.METH_HEAD and opened.response.content_length:
+                    # Of the body that a GET would bring; the library would say 0.
+                    returned[hdrs.CONTENT_LENGTH] = str(opened.response.content_length)
                 return web.Response(
                     status=opened.response.status, body=opened.first, headers=returned
                 )
@@ -197,17 +208,15 @@ class Forwarder:
         except (aiohttp.ClientPayloadError, TimeoutError) as error:
             outcome.error = _cause(error, outcome)
             await self._end_broken(request, answer, outcome.error)
-            return answer
         except ConnectionError:
             outcome.error = "client_gone"
-            return answer
-        await answer.write_eof()
         return answer
 
     async def _copy(self, opened: Opened, answer: web.StreamResponse, outcome: Outcome) -> bytes:
         """Copy chunks as they come; the deadline runs anew with each of them.
 
-        A client that takes nothing for that long counts as gone too. Returns the last bytes.
+        A client that takes nothing for that long counts as gone too, the end of the answer
+        included. Returns the last bytes.
         """
         loop = asyncio.get_running_loop()
         idle_seconds = self._deadlines.idle_seconds
@@ -222,6 +231,9 @@ class Forwarder:
                 await answer.write(chunk)
                 outcome.writing = False
                 tail, last = last, chunk
+            deadline.reschedule(loop.time() + idle_seconds)
+            outcome.writing = True
+            await answer.write_eof()
         return (tail[-_TAIL_BYTES:] + last)[-_TAIL_BYTES:]
 
     async def _end_broken(
@@ -243,9 +255,9 @@ class Forwarder:
                     await answer.write(error_event(error))
                     await answer.write_eof()
             except (ConnectionError, TimeoutError):
-                pass
-        elif request.transport is not None:
-            request.transport.close()
+                cut_connection(request)
+        else:
+            cut_connection(request)
 
 
 def _cause(error: Exception, outcome: Outcome) -> str:

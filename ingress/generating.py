@@ -24,6 +24,7 @@ from nearkv.ingress.answers import (
 from nearkv.ingress.candidates import CandidateBuilder, PromptView
 from nearkv.ingress.decisions import DecisionRecord, predicted_tokens
 from nearkv.ingress.errors import (
+    BodyTimeoutError,
     BodyTooLargeError,
     EngineFailedError,
     IngressError,
@@ -124,6 +125,9 @@ class GenerateHandler:
                 f"{limit} requests are being served already",
                 retry_after_seconds=self._settings.gate.retry_after_seconds,
             )
+        if ".." in request.path and ".." in request.path.split("/"):
+            # Whoever resolves that behind us must not be led out of /v1 to an engine's own paths.
+            raise RequestError("the path must not contain ..")
         body = await self._read_body(request)
         parsed = _parse(request, body)
         prefix_ids = _prefix_ids(request)
@@ -150,9 +154,20 @@ class GenerateHandler:
         declared = request.content_length
         if declared is not None and declared > limit:
             raise BodyTooLargeError(f"the body has {declared} bytes, the limit is {limit}")
+        if request.content.is_eof():  # all of it is here, as nearly always
+            return await self._read_whole(request)
+        seconds = self._settings.deadlines.first_byte_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._read_whole(request)
+        except TimeoutError as error:
+            raise BodyTimeoutError(f"the body did not arrive within {seconds:g} s") from error
+
+    async def _read_whole(self, request: web.Request) -> bytes:
         try:
             return await request.read()
         except web.HTTPRequestEntityTooLarge as error:
+            limit = self._settings.limits.max_body_bytes
             raise BodyTooLargeError(f"the body is over the limit of {limit} bytes") from error
         except (web.RequestPayloadError, ConnectionError) as error:
             raise RequestError(f"the body did not arrive whole: {error}") from error

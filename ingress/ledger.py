@@ -7,7 +7,7 @@ the engine's incarnation: when an engine is replaced, what was in flight there i
 import msgspec
 
 
-class InFlight(msgspec.Struct, frozen=True):
+class EngineLoad(msgspec.Struct, frozen=True):
     """What is in flight at one engine."""
 
     requests: int = 0
@@ -22,19 +22,19 @@ class LedgerEntry(msgspec.Struct, frozen=True):
     tokens: int
 
 
-_NOTHING = InFlight()
+_NOTHING = EngineLoad()
 
 
 class Ledger:
     """Counts requests and prompt tokens in flight by engine and incarnation."""
 
     def __init__(self) -> None:
-        self._of: dict[tuple[str, str], InFlight] = {}
+        self._of: dict[tuple[str, str], EngineLoad] = {}
 
     def open(self, engine: str, incarnation: str, tokens: int) -> LedgerEntry:
         """Count a request before it is dispatched."""
         held = self._of.get((engine, incarnation), _NOTHING)
-        self._of[engine, incarnation] = InFlight(held.requests + 1, held.tokens + tokens)
+        self._of[engine, incarnation] = EngineLoad(held.requests + 1, held.tokens + tokens)
         return LedgerEntry(engine, incarnation, tokens)
 
     def close(self, entry: LedgerEntry) -> None:
@@ -44,9 +44,9 @@ class Ledger:
         if held.requests == 1:
             del self._of[key]
         else:
-            self._of[key] = InFlight(held.requests - 1, held.tokens - entry.tokens)
+            self._of[key] = EngineLoad(held.requests - 1, held.tokens - entry.tokens)
 
-    def at(self, engine: str, incarnation: str) -> InFlight:
+    def at(self, engine: str, incarnation: str) -> EngineLoad:
         """Return what is in flight at an engine's present incarnation."""
         return self._of.get((engine, incarnation), _NOTHING)
 

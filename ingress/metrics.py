@@ -45,17 +45,18 @@ class IngressMetrics:
     """Counters and histograms, on a registry of their own."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Tally(
-            "nearkv_ingress_requests",
+        def tally(name: str, text: str, *labels: str) -> Tally:
+            return Tally(f"nearkv_ingress_{name}", text, labels, registry)
+
+        self.requests = tally(
+            "requests",
             "Requests answered, by how they were routed and the status.",
-            ("reason", "status"),
-            registry,
+            *("reason", "status"),
         )
-        self.decisions = Tally(
-            "nearkv_ingress_decisions",
+        self.decisions = tally(
+            "decisions",
             "Routing decisions, by policy, reason and the freshness rung they stood on.",
-            ("policy", "reason", "rung"),
-            registry,
+            *("policy", "reason", "rung"),
         )
         self._first_byte_by: dict[str, Histogram] = {}
         self._first_byte_seconds = Histogram(
@@ -71,44 +72,27 @@ class IngressMetrics:
             buckets=_ROUTING_SECONDS,
             registry=registry,
         )
-        self.prompt_tokens = Tally(
-            "nearkv_ingress_prompt_tokens", "Prompt tokens routed.", (), registry
-        )
-        self.predicted_tokens = Tally(
-            "nearkv_ingress_predicted_cached_tokens",
+        self.prompt_tokens = tally("prompt_tokens", "Prompt tokens routed.")
+        self.predicted_tokens = tally(
+            "predicted_cached_tokens",
             "Prompt tokens predicted to be in the chosen engine's cache.",
-            (),
-            registry,
         )
-        self.tokenizations = Tally(
-            "nearkv_ingress_tokenizations",
+        self.tokenizations = tally(
+            "tokenizations",
             "Where token ids came from; failed means that there were none.",
-            ("source",),
-            registry,
+            "source",
         )
-        self.retries = Tally(
-            "nearkv_ingress_retries",
-            "Requests sent to another engine before the first byte.",
-            (),
-            registry,
+        self.retries = tally("retries", "Requests sent to another engine before the first byte.")
+        self.broken_streams = tally(
+            "broken_streams", "Answers that ended early, by cause.", "cause"
         )
-        self.broken_streams = Tally(
-            "nearkv_ingress_broken_streams",
-            "Answers that ended early, by cause.",
-            ("cause",),
-            registry,
+        self.stream_errors = tally(
+            "agent_stream_errors", "Agent streams that broke, by cause.", "cause"
         )
-        self.stream_errors = Tally(
-            "nearkv_ingress_agent_stream_errors",
-            "Agent streams that broke, by cause.",
-            ("cause",),
-            registry,
-        )
-        self.parity = Tally(
-            "nearkv_ingress_parity_checks",
+        self.parity = tally(
+            "parity_checks",
             "Responses whose reported cached tokens were compared with the prediction.",
-            ("outcome",),
-            registry,
+            "outcome",
         )
 
     def first_byte(self, reason: str) -> Histogram:

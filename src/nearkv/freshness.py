@@ -27,9 +27,3 @@ class FreshnessLimits:
         if age_seconds is None or age_seconds > self.aged_seconds:
             return Freshness.UNKNOWN
         return Freshness.FRESH if age_seconds <= self.fresh_seconds else Freshness.AGED
-
-
-def worst(first: Freshness, *others: Freshness) -> Freshness:
-    """Return the least trustworthy of several."""
-    order = (Freshness.FRESH, Freshness.AGED, Freshness.UNKNOWN)
-    return max((first, *others), key=order.index)

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import BinaryIO, Literal, TextIO, cast
 
@@ -124,8 +125,11 @@ class _LineBuffer:
             self._lines.append(b"")
             text = b"\n".join(self._lines)
             self._lines.clear()
-            self._stream.write(text)
-            self._stream.flush()
+            # Whoever read the log is gone, or slow on a pipe that does not block: lines are
+            # lost, but a log call must not fail its caller.
+            with suppress(OSError):
+                self._stream.write(text)
+                self._stream.flush()
 
 
 def _adopt_standard_logging(

@@ -221,6 +221,15 @@ def guard_with_token(handler: Handler, token: SecretStr | None) -> Handler:
     return guarded
 
 
+def cut_connection(request: web.BaseRequest) -> None:
+    """Break a client's connection at once, whatever is still buffered for it.
+
+    Closing would wait for a client that takes nothing, for ever.
+    """
+    if request.transport is not None:
+        request.transport.abort()
+
+
 def _unauthorized(*, presented: bool) -> web.Response:
     challenge = 'Bearer realm="nearkv"' + (', error="invalid_token"' if presented else "")
     message = "the bearer token is wrong" if presented else "a bearer token is required"

@@ -5,7 +5,6 @@ from pydantic import SecretStr, ValidationError
 
 from nearkv.agent.discovering import EngineSpec, configured_engines
 from nearkv.agent.engine_metrics import RankReading
-from nearkv.agent.errors import AgentError
 from nearkv.agent.probing import ModelCard, endpoint_of_rank, reachable_endpoint
 from nearkv.agent.settings import AgentSettings, ConfiguredEngine
 from nearkv.agent.subscribing import EventSource
@@ -25,15 +24,17 @@ def test_a_configured_engine_becomes_a_spec():
     )
 
 
-def test_ids_must_be_unique_and_the_repeated_are_named():
-    engines = [configured(name) for name in ("a", "b", "a", "c", "c")]
-    with pytest.raises(AgentError, match=r"repeated: a, c$"):
-        configured_engines(engines)
-
-
 @pytest.mark.parametrize(
     "wrong",
-    [{"dp_size": 0}, {"role": "both-ways"}, {"kv_bytes_per_token": 0}, {"typo": 1}],
+    [
+        {"dp_size": 0},
+        {"role": "both-ways"},
+        {"kv_bytes_per_token": 0},
+        {"kv_replay": "tcp://e:5558"},
+        {"topic": "kv"},
+        {"url": "e:8000"},
+        {"typo": 1},
+    ],
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_engines_that_make_no_sense_are_refused(wrong):

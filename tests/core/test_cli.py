@@ -29,8 +29,9 @@ async def test_help_imports_nothing_heavy():
     assert imported.isdisjoint(HEAVY)
 
 
-async def test_version():
-    assert await run_cli("version") == (0, f"nearkv {__version__}\n", "")
+@pytest.mark.parametrize("spelled", ["version", "--version"])
+async def test_version(spelled):
+    assert await run_cli(spelled) == (0, f"nearkv {__version__}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,7 @@ async def test_version():
         pytest.param(("status", "--agnt", "x"), id="unknown-option"),
         pytest.param(("status", "-o", "xml"), id="unknown-form"),
         pytest.param(("config", "router"), id="unknown-component"),
+        pytest.param(("plan", "--model", "/nowhere"), id="no-such-model"),
         pytest.param(("config", "agent", "--nod", "x"), id="unknown-setting"),
         pytest.param(("config", "agent", "--config", "/nowhere.yaml"), id="no-such-file"),
     ],

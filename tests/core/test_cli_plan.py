@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from nearkv.cli.plan import PlanError, PlanQuestion, effective_flops_of, parse_link, run_plan
+from nearkv.cli.plan import (
+    PlanError,
+    PlanQuestion,
+    effective_flops_of,
+    load_shape,
+    parse_link,
+    run_plan,
+)
 from tests.core.test_kv_size import DEEPSEEK, LLAMA_8B
 
 
@@ -45,6 +52,13 @@ def test_a_mixture_of_experts_needs_its_active_parameters(ask):
     with pytest.raises(PlanError, match="--parameters"):
         ask(DEEPSEEK)
     assert ask(DEEPSEEK, parameters_billion=37)["parameters"] == 37_000_000_000
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "1"], ids=["cut", "list", "number"])
+def test_what_is_no_model_configuration_is_refused(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(PlanError, match="--model"):
+        load_shape(tmp_path, kv_dtype=None, parameters_billion=None)
 
 
 @pytest.mark.parametrize("gpu", ["h1000", "-5", "nan", "inf", ""])

@@ -53,7 +53,12 @@ INGRESS = {
     "agents": [{"url": "http://a:1", "connected": True, "age_seconds": 0.1}],
     "engines": [
         {"id": "engine-a", "freshness": "fresh", "inflight": 2, "mode": "exact"},
-        {"id": "engine-b", "freshness": "aged", "hits_tokens": 1, "prompt_tokens": 4},
+        {
+            "id": "engine-b",
+            "freshness": "aged",
+            "prefix_hits_tokens": 1,
+            "prefix_queries_tokens": 4,
+        },
     ],
     "requests_total": 7,
     "hit_ratio": None,
@@ -152,7 +157,7 @@ async def test_no_endpoint_is_a_usage_error():
 async def test_the_token_is_sent(served):
     refused = await fetch_one("agent", f"{served}/closed")
     allowed = await fetch_one("agent", f"{served}/closed", token="s3cret")  # noqa: S106 - of this test
-    assert refused.error == "answers 401; set NEARKV_TOKEN"
+    assert refused.error.startswith("answers 401; the token is missing or wrong")
     assert allowed.status.node == "demo"
 
 
@@ -168,8 +173,9 @@ async def test_an_answer_that_is_no_status_is_named(served, component, path, err
     assert (await fetch_one(component, served + path)).error.startswith(error)
 
 
-async def test_what_is_no_url_is_named():
-    assert "is not a URL" in (await fetch_one("agent", "http://a:b:c")).error
+@pytest.mark.parametrize("url", ["http://a:b:c", "ftp://a:1", "http://"])
+async def test_what_is_no_url_is_named(url):
+    assert "is not an HTTP URL" in (await fetch_one("agent", url)).error
 
 
 def test_flags_replace_the_environment():
@@ -190,10 +196,10 @@ def test_unknown_is_a_dash_and_never_zero():
 
 
 def test_an_engine_that_only_an_ingress_knows_has_a_row():
-    engine = IngressEngine(id="b", blocks=3, hits_tokens=1, prompt_tokens=4, freshness="aged")
+    engine = IngressEngine(id="b", prefix_hits_tokens=1, prefix_queries_tokens=4, freshness="aged")
     (view,) = merge_views([IngressStatus(engines=(engine,))])
     cells = cells_of(view, wide=False)
-    assert (cells["BLOCKS"], cells["HIT RATIO"], cells["FRESHNESS"]) == ("3", "25.0%", "aged")
+    assert (cells["BLOCKS"], cells["HIT RATIO"], cells["FRESHNESS"]) == ("-", "25.0%", "aged")
 
 
 def test_the_agent_has_the_first_word_and_the_ingress_fills_the_gaps():
@@ -218,6 +224,13 @@ def test_tiers_are_shown_apart():
             AgentStatus(problems=("a: gone",), engines=(AgentEngine(id="a", state="unreachable"),)),
             ["a: gone"],
             id="said-once",
+        ),
+        pytest.param(
+            AgentStatus(
+                problems=("a1: gone",), engines=(AgentEngine(id="a", state="unreachable"),)
+            ),
+            ["a1: gone", "a: does not answer"],
+            id="another-engines-name-begins-alike",
         ),
         pytest.param(
             AgentStatus(engines=(AgentEngine(id="a", state="ready", freshness="unknown"),)),

@@ -1,10 +1,8 @@
 """Freshness: fresh, aged, unknown; never seen is unknown."""
 
-import itertools
-
 import pytest
 
-from nearkv.freshness import Freshness, FreshnessLimits, worst
+from nearkv.freshness import Freshness, FreshnessLimits
 
 LIMITS = FreshnessLimits(fresh_seconds=3, aged_seconds=30)
 
@@ -22,10 +20,3 @@ LIMITS = FreshnessLimits(fresh_seconds=3, aged_seconds=30)
 )
 def test_age_decides(age_seconds, expected):
     assert LIMITS.classify(age_seconds) is expected
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(Freshness)), ids=str)
-def test_the_worst_wins_in_any_order(order):
-    assert worst(*order) is Freshness.UNKNOWN
-    assert worst(*(f for f in order if f is not Freshness.UNKNOWN)) is Freshness.AGED
-    assert worst(order[0]) is order[0]

@@ -3,6 +3,7 @@ from typer.testing import CliRunner
 
 from nearkv.demo.__main__ import Action, app, exit_status
 from nearkv.demo.showing import Outcome
+from nearkv.demo.workspace import Workspace
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,10 @@ def test_exit_status(outcome, action, status):
 )
 def test_wrong_usage_is_refused(arguments):
     assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+@pytest.mark.timeout(10)
+def test_wrong_model_is_refused_before_anything_is_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(Workspace, "default", classmethod(lambda cls: cls(tmp_path)))
+    assert CliRunner().invoke(app, ("demo", "--model", str(tmp_path / "nowhere"))).exit_code == 1
+    assert not Workspace(tmp_path).engine_venv.exists()

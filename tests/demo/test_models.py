@@ -1,8 +1,9 @@
 import pytest
 
+from nearkv.demo.engine_env import STAMP_NAME
 from nearkv.demo.errors import SetUpError
 from nearkv.demo.models import (
-    STAMP_NAME,
+    check_model,
     ensure_model,
     ensure_tiny_model,
     recipe_stamp,
@@ -37,6 +38,11 @@ def test_folder_with_a_configuration_is_a_model(tmp_path):
 def test_other_folder_is_refused_with_its_path(tmp_path):
     with pytest.raises(SetUpError, match=str(tmp_path)):
         ensure_model(str(tmp_path), Workspace(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["tiny", "small"])
+def test_own_models_need_no_folder_yet(name):
+    check_model(name)
 
 
 def test_model_that_cannot_be_made_leaves_no_folder(tmp_path):

@@ -14,6 +14,8 @@ import typer
 from nearkv._version import __version__
 from nearkv.errors import NearkvError
 
+_USAGE_STATUS = 2
+
 app = typer.Typer(
     name="nearkv",
     help="Look into KV-cache-aware routing: engines, their caches, and the configuration.",
@@ -47,7 +49,25 @@ class Component(Enum):
     INGRESS = "ingress"
 
 
-@app.command()
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer's way to call it
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _version: Annotated[  # noqa: FBT002 - typer's way to declare a switch
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Hold the options of the command itself."""
+
+
+@app.command(short_help="Show engines: KV use, freshness, hits.")
 def status(
     agents: Annotated[
         list[str] | None,
@@ -91,6 +111,7 @@ def status(
 
 
 @app.command(
+    short_help="Print a component's effective configuration.",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 def config(
@@ -119,7 +140,7 @@ def version() -> None:
     typer.echo(f"nearkv {__version__}")
 
 
-@app.command()
+@app.command(short_help="Say when moving KV cache beats computing it again.")
 def plan(  # noqa: PLR0913, PLR0917 - one parameter per option
     model: Annotated[
         Path, typer.Option(help="The model's folder, or its config.json.", show_default=False)
@@ -166,11 +187,16 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 def main() -> None:
-    """Run the command line; errors that nearkv raises on purpose become one line."""
+    """Run the command line; what nearkv refuses to answer becomes one line.
+
+    Trouble with components is for the verbs to show; what is raised up to here lies in the
+    question.
+    """
     try:
         app()
     except NearkvError as error:
-        sys.exit(f"nearkv: {error}")
+        sys.stderr.write(f"nearkv: {error}\n")
+        sys.exit(_USAGE_STATUS)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ avg(nearkv_agent_kv_cache_used_ratio)
 nearkv_agent_kv_cache_used_ratio > 0.8
 
 # Requests refused per second: no engine has room, or too many requests in flight
-sum(rate(nearkv_ingress_requests_total{reason="no_kv_room"}[5m]))
+sum(rate(nearkv_ingress_requests_total{reason=~"no_kv_room|too_many_requests"}[5m]))
 
 # Time to first byte, and time that routing adds, 99th percentiles
 histogram_quantile(0.99, sum by (le) (rate(nearkv_ingress_first_byte_seconds_bucket[5m])))
@@ -78,14 +78,16 @@ nearkv_ingress_agents_connected < nearkv_ingress_agents
   `replay_truncated` (the replay did not hold all that was missed), `replay_unanswered`,
   `undecodable`, `malformed`, `unknown_tag`, `token_count` (tokens and blocks do not add up),
   `not_reusable_kind` (blocks of a kind, such as a sliding window, that alone prove no reusable
-  prefix), `bad_tokens`, `orphan_dropped` (no room to keep a block until its parent shows up).
+  prefix), `bad_tokens`, `orphan_dropped` (no room to keep a block until its parent shows up),
+  `unknown_removed` (a block went that was not known to be there), `unresolved_tier` (another tier
+  gained a block that is not known yet).
 - `reason` of the ingress: as in the header `x-nearkv-reason`, see [http-api.md](http-api.md).
 - `rung`: the state that a decision stood on: `fresh`, `aged`, `ledger` (this replica's own
   requests in flight, nothing else), `round_robin` (nothing).
 - `source`: `render`, `tokenize`, `local`; `memo` (the prompt was seen before), `prefix` (only the
   end of the text had to be tokenized), `ids` (the client sent token ids), `failed`.
-- `cause` of a broken answer: `engine_died`, `engine_timeout` (nothing moved for
-  `deadlines.idle_seconds`, be it the engine or the client), `client_gone`.
+- `cause` of a broken answer: `engine_died`, `client_gone`; `engine_timeout`, `client_stalled` (the
+  engine sent nothing, or the client took nothing, for `deadlines.idle_seconds`).
 - `cause` of a broken agent stream: `disconnected`, `closed` (the agent ended it), `silent`,
   `refused` (an HTTP error status), `garbage`.
 - `outcome`: `equal`, `different`.

@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from nearkv.cli.status_model import AgentStatus, IngressStatus, Status
+from nearkv.http_failures import explain_failure
 
 _LONGEST_BODY_BYTES = 16 << 20
 _HTTP_OK = 200
@@ -55,10 +56,11 @@ async def _fetch(client: aiohttp.ClientSession, endpoint: Endpoint) -> Answer:
             body = await _read_bounded(response)
     except TimeoutError:
         return Answer(endpoint=endpoint, error="no answer in time; raise --timeout or look there")
-    except aiohttp.InvalidURL:
-        return Answer(endpoint=endpoint, error="is not a URL; write http://host:port")
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
+        return Answer(endpoint=endpoint, error="is not an HTTP URL; write http://host:port")
     except aiohttp.ClientError as error:
-        return Answer(endpoint=endpoint, error=f"{error}; is it running, is the port right?")
+        advice = "is it running, is the port right?"
+        return Answer(endpoint=endpoint, error=f"{explain_failure(error)}; {advice}")
     return _read(endpoint, body)
 
 
@@ -84,5 +86,9 @@ def _read(endpoint: Endpoint, body: bytes) -> Answer:
 
 
 def _refusal(status: int) -> str:
-    hints = {401: "set NEARKV_TOKEN", 403: "the token is not allowed", 404: "is the port right?"}
+    hints = {
+        401: "the token is missing or wrong: set --token or NEARKV_TOKEN",
+        403: "the token is not allowed",
+        404: "is the port right?",
+    }
     return f"answers {status}; {hints.get(status, 'see its log')}"

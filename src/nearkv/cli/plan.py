@@ -70,9 +70,13 @@ def load_shape(
     """Read a model's shape from its folder or its config.json."""
     path = model / "config.json" if model.is_dir() else model
     try:
-        config: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise PlanError(f"--model: cannot read {path}: {error}") from error
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"--model: cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise PlanError(f"--model: {path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise PlanError(f"--model: {path} does not hold an object")
     shape = read_shape(config, kv_dtype=kv_dtype)
     if parameters_billion is not None:
         return replace(shape, parameters=round(parameters_billion * _GIGA))
@@ -164,18 +168,18 @@ def render(
         "".join(
             [
                 f"{'tokens':>8} {'KV':>10} {'recompute':>10} {'break-even':>11}",
-                *(f" {'pull ' + link.name:>18}" for link in links),
+                *(f" {'pull ' + link.name:>15}     " for link in links),
             ]
-        ),
+        ).rstrip(),
     ]
     for row in zip(*estimates.values(), strict=True):
         first = row[0]
         cells = [
             f"{first.tokens:>8,} {_size(first.kv_bytes):>10} {_time(first.recompute_seconds):>10}",
             f" {_rate(first.break_even_bytes_per_second):>11}",
-            *(f" {_time(e.pull_seconds) + (' pays' if e.pays else '     '):>18}" for e in row),
+            *(f" {_time(e.pull_seconds):>15}{' pays' if e.pays else '     '}" for e in row),
         ]
-        lines.append("".join(cells))
+        lines.append("".join(cells).rstrip())
     lines.append("")
     for link in links:
         least = thresholds[link]

@@ -71,9 +71,6 @@ class IngressEngine(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hits_tokens: float | None = None
     prefix_queries_tokens: float | None = None
     inflight: int | None = None
-    blocks: int | None = None
-    hits_tokens: float | None = None
-    prompt_tokens: float | None = None
     mode: str | None = None
     breaker: str | None = None
 

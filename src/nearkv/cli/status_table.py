@@ -73,7 +73,7 @@ def cells_of(view: EngineView, *, wide: bool) -> dict[str, str]:
         "STATE": _text(agent.state or ingress.state),
         "EVENTS": _text(agent.events or ingress.events),
         "KV USED": _kv_used(agent, ingress),
-        "BLOCKS": _blocks(agent, ingress),
+        "BLOCKS": _blocks(agent),
         "RUN": _count(_first(agent.requests_running, ingress.requests_running)),
         "WAIT": _count(_first(agent.requests_waiting, ingress.requests_waiting)),
         "HIT RATIO": _hit_ratio(agent, ingress),
@@ -142,7 +142,7 @@ def format_age(age_seconds: float | None) -> str:
 
 
 def _engine_problems(engine: AgentEngine, *, known: Sequence[str]) -> Iterator[str]:
-    if any(engine.id in problem for problem in known):
+    if any(problem.startswith(f"{engine.id}: ") for problem in known):
         return
     if engine.state == "unreachable":
         yield f"{engine.id}: does not answer"
@@ -160,9 +160,9 @@ def _kv_used(agent: AgentEngine, ingress: IngressEngine) -> str:
     return used if ratio == UNKNOWN else f"{ratio} ({used})"
 
 
-def _blocks(agent: AgentEngine, ingress: IngressEngine) -> str:
+def _blocks(agent: AgentEngine) -> str:
     if agent.blocks is None:
-        return _count(ingress.blocks)
+        return UNKNOWN
     if len(agent.blocks) == 1:
         return str(next(iter(agent.blocks.values())))
     tiers: Mapping[str, int] = agent.blocks
@@ -174,7 +174,6 @@ def _hit_ratio(agent: AgentEngine, ingress: IngressEngine) -> str:
         _first(
             _quotient(agent.prefix_hits_tokens, agent.prefix_queries_tokens),
             _quotient(ingress.prefix_hits_tokens, ingress.prefix_queries_tokens),
-            _quotient(ingress.hits_tokens, ingress.prompt_tokens),
         )
     )
 

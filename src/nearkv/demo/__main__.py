@@ -12,7 +12,7 @@ from rich.console import Console
 from nearkv.demo.engine_env import ensure_engine_env
 from nearkv.demo.errors import DemoError
 from nearkv.demo.interrupting import run_interruptibly
-from nearkv.demo.models import ensure_model
+from nearkv.demo.models import check_model, ensure_model
 from nearkv.demo.rendering import Screen
 from nearkv.demo.scenario import MOST_ROUNDS
 from nearkv.demo.showing import Outcome, Show, ShowOptions
@@ -101,6 +101,8 @@ def command(  # noqa: PLR0913 - one parameter per command-line option
 
 
 def _set_up(models: tuple[str, ...], workspace: Workspace, screen: Screen) -> list[Path]:
+    for model in models:
+        check_model(model)  # a wrong path must not cost an installation first
     ensure_engine_env(workspace, screen.progress)
     return [ensure_model(model, workspace, screen.progress) for model in models]
 

@@ -67,28 +67,38 @@ def ensure_engine_env(workspace: Workspace, progress: Progress = silent) -> Path
     """
     stamp_path = workspace.engine_venv / STAMP_NAME
     stamp = stamp_of(REQUIREMENTS_PATH.read_text(encoding="utf-8"))
-    if _is_stamped(stamp_path, stamp):
+    if is_stamped(stamp_path, stamp):
         return workspace.engine_python
     lock_path = workspace.root / "build" / "engine-environment.lock"
     with exclusive(lock_path, deadline_seconds=INSTALL_DEADLINE_SECONDS, progress=progress):
-        if not _is_stamped(stamp_path, stamp):
+        if not is_stamped(stamp_path, stamp):
             _make(workspace, progress)
             stamp_path.write_text(stamp, encoding="utf-8")
     progress("engine environment: ready")
     return workspace.engine_python
 
 
-def _is_stamped(stamp_path: Path, stamp: str) -> bool:
+def is_stamped(stamp_path: Path, stamp: str) -> bool:
+    """Tell whether a stamp file is there and says this."""
     return stamp_path.is_file() and stamp_path.read_text(encoding="utf-8") == stamp
 
 
+def plain_environment() -> dict[str, str]:
+    """Return our environment variables for a program of the engine environment.
+
+    PYTHONPATH is left out: it would let our own packages shadow those installed there.
+    """
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def _make(workspace: Workspace, progress: Progress) -> None:
-    # PYTHONPATH would let our own packages shadow those of the engine environment.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     log_path = workspace.logs / "engine-environment.log"
     log_path.unlink(missing_ok=True)
     runner = CommandRunner(
-        log_path=log_path, progress=progress, env=env, explain=explain_pip_failure
+        log_path=log_path,
+        progress=progress,
+        env=plain_environment(),
+        explain=explain_pip_failure,
     )
     python = str(workspace.engine_python)
     pip = (python, "-m", "pip", "--disable-pip-version-check", "--no-input")

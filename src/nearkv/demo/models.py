@@ -7,19 +7,22 @@ folder that exists is never half a model.
 """
 
 import hashlib
-import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from nearkv.demo.commands import CommandRunner
-from nearkv.demo.engine_env import REQUIREMENTS_PATH
+from nearkv.demo.engine_env import (
+    REQUIREMENTS_PATH,
+    STAMP_NAME,
+    is_stamped,
+    plain_environment,
+)
 from nearkv.demo.errors import SetUpError
 from nearkv.demo.locking import exclusive
 from nearkv.demo.workspace import PACKAGE_DIR, Progress, Workspace, silent
 
-STAMP_NAME = "nearkv-stamp"
 BUILD_DEADLINE_SECONDS = 300.0
 DOCUMENTS_DIR = PACKAGE_DIR / "documents"
 
@@ -74,28 +77,32 @@ def ensure_model(name_or_path: str, workspace: Workspace, progress: Progress = s
         return ensure_tiny_model(workspace, progress)
     if name_or_path == "small":
         return ensure_small_model(workspace, progress)
-    folder = Path(name_or_path).expanduser().resolve()
-    if not (folder / "config.json").is_file():
+    check_model(name_or_path)
+    return _folder_of(name_or_path)
+
+
+def check_model(name_or_path: str) -> None:
+    """Raise ``SetUpError`` unless this is ``tiny``, ``small`` or a model's folder."""
+    folder = _folder_of(name_or_path)
+    if name_or_path not in ("tiny", "small") and not (folder / "config.json").is_file():
         raise SetUpError(f"no model at {folder}: expected tiny, small or a folder with config.json")
-    return folder
+
+
+def _folder_of(path: str) -> Path:
+    return Path(path).expanduser().resolve()
 
 
 def _ensure(recipe: ModelRecipe, workspace: Workspace, progress: Progress) -> Path:
     folder = workspace.models / recipe.name
     stamp = recipe_stamp(recipe.script, recipe.inputs)
-    if _is_stamped(folder, stamp):
+    if is_stamped(folder / STAMP_NAME, stamp):
         return folder
     lock_path = workspace.models / f"{recipe.name}.lock"
     with exclusive(lock_path, deadline_seconds=BUILD_DEADLINE_SECONDS, progress=progress):
-        if not _is_stamped(folder, stamp):
+        if not is_stamped(folder / STAMP_NAME, stamp):
             _build(recipe, workspace, progress)
     progress(f"model {recipe.name}: ready")
     return folder
-
-
-def _is_stamped(folder: Path, stamp: str) -> bool:
-    path = folder / STAMP_NAME
-    return path.is_file() and path.read_text(encoding="utf-8") == stamp
 
 
 def _build(recipe: ModelRecipe, workspace: Workspace, progress: Progress) -> None:
@@ -107,9 +114,10 @@ def _build(recipe: ModelRecipe, workspace: Workspace, progress: Progress) -> Non
         *(str(workspace.engine_python), "-P", str(recipe.script)),
         *("--output", str(draft), *recipe.arguments),
     )
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     runner = CommandRunner(
-        log_path=workspace.logs / f"model-{recipe.name}.log", progress=progress, env=env
+        log_path=workspace.logs / f"model-{recipe.name}.log",
+        progress=progress,
+        env=plain_environment(),
     )
     runner.run(f"model {recipe.name}: making it", command, deadline_seconds=BUILD_DEADLINE_SECONDS)
     (draft / STAMP_NAME).write_text(recipe_stamp(recipe.script, recipe.inputs), encoding="utf-8")

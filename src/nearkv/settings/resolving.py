@@ -126,10 +126,10 @@ def _explain(
 def _got(detail: ErrorDetails, option: Option | None) -> str:
     """Name the value's type, and the value unless it may be secret or is long.
 
-    A check of our own on a list or a group says itself what is wrong with it.
+    Checks of our own on anything but numbers say themselves what they got.
     """
     value = detail["input"]
-    if detail["type"] == "value_error" and not isinstance(value, (str, int, float)):
+    if detail["type"] == "value_error" and not isinstance(value, (int, float)):
         return ""
     text = f", got {type(value).__name__}"
     plain = option is not None and not option.secret and len(detail["loc"]) == len(option.path)
