@@ -10,6 +10,7 @@ import msgspec
 from nearkv.agent.engine_metrics import EngineReading, parse_metrics
 from nearkv.agent.errors import EngineProbeError
 from nearkv.agent.subscribing import EventSource
+from nearkv.bounded_reading import read_at_most
 from nearkv.http_failures import explain_failure
 
 _MAX_ANSWER_BYTES = 16 << 20
@@ -103,9 +104,7 @@ class EngineProbe:
                 asyncio.timeout(self._timeout_seconds),
                 self._session.get(self._url + path, headers=self._headers) as response,
             ):
-                body = await response.content.read(_MAX_ANSWER_BYTES)
-                while not response.content.at_eof() and len(body) < _MAX_ANSWER_BYTES:
-                    body += await response.content.read(_MAX_ANSWER_BYTES - len(body))
+                body = await read_at_most(response, _MAX_ANSWER_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineProbeError(f"{self._url}{path}: {explain_failure(error)}") from error
         if response.status != 200:  # noqa: PLR2004 (HTTP OK)

@@ -62,6 +62,7 @@ class AgentFollower:
     async def run(self) -> None:
         """Follow until cancelled."""
         pause_seconds = _FIRST_PAUSE_SECONDS
+        said = ""
         while True:
             before = self._agent.cursor
             reason, detail = await self._follow_once()
@@ -69,7 +70,11 @@ class AgentFollower:
             self._count_error(reason)
             if self._agent.cursor != before:
                 pause_seconds = _FIRST_PAUSE_SECONDS
-            self._log.warning("agent_stream_lost", reason=reason, detail=detail)
+                said = ""
+            # Once for each trouble: an agent may be away for days.
+            level = self._log.debug if detail == said else self._log.warning
+            level("agent_stream_lost", reason=reason, detail=detail)
+            said = detail
             await asyncio.sleep(random.uniform(0.5, 1.0) * pause_seconds)  # noqa: S311 (jitter)
             pause_seconds = min(pause_seconds * 2, self._limits.longest_pause_seconds)
 

@@ -19,6 +19,7 @@ from nearkv.ingress.answers import (
     ENGINE_HEADER,
     PREDICTED_HEADER,
     REASON_HEADER,
+    REQUEST_ID_HEADER,
     error_response,
 )
 from nearkv.ingress.candidates import CandidateBuilder, PromptView
@@ -286,7 +287,7 @@ class GenerateHandler:
         headers = {
             ENGINE_HEADER: view.info.id,
             REASON_HEADER: decision.reason,
-            "X-Request-Id": job.request_id,
+            REQUEST_ID_HEADER: job.request_id,
         }
         if job.prompt is not None:
             headers[PREDICTED_HEADER] = str(predicted)
@@ -323,6 +324,7 @@ class GenerateHandler:
         headers = {
             ENGINE_HEADER: ",".join(sorted(job.tried)),
             REASON_HEADER: EngineFailedError.reason,
+            REQUEST_ID_HEADER: job.request_id,
         }
         self._metrics.requests.add(EngineFailedError.reason, str(failure.opened.response.status))
         return await self._forwarder.relay(

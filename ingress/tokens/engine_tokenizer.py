@@ -13,8 +13,10 @@ from typing import Annotated, TypeVar
 import aiohttp
 import msgspec
 
+from nearkv.bounded_reading import read_at_most
 from nearkv.ingress.errors import TokenizationError
 
+_MAX_ANSWER_BYTES = 256 << 20
 _NOT_OFFERED = frozenset({403, 404, 405, 501})
 
 T = TypeVar("T")
@@ -104,7 +106,7 @@ class EngineTokenizer:
                 asyncio.timeout(self._timeout_seconds),
                 self._session.post(engine.url + path, data=body, headers=self._headers) as response,
             ):
-                answer = await response.read()
+                answer = await read_at_most(response, _MAX_ANSWER_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise TokenizationError(
                 f"{path}: {type(error).__name__}: {error}",
