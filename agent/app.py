@@ -1,8 +1,10 @@
 """Putting the agent together: settings in, a running application out."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 
 import aiohttp
 import structlog
@@ -27,6 +29,7 @@ NODE_STATE = web.AppKey("node_state", NodeState)
 READINESS = web.AppKey("readiness", Readiness)
 
 _CHECK_WATCHES = "watching"
+_FIRST_LOOK_SECONDS = 5.0
 
 log = structlog.get_logger(__name__)
 
@@ -91,8 +94,21 @@ def _watching(
             ]
             jobs = [watch.run() for watch in watches]
             async with supervised(jobs, readiness, check=_CHECK_WATCHES):
+                await _first_looks(watches)
                 readiness.set(_CHECK_WATCHES, ok=True)
                 yield
         context.destroy(linger=0)
 
     return watch_engines
+
+
+async def _first_looks(watches: Sequence[EngineWatch]) -> None:
+    """Wait until every engine was asked once, before anybody is served.
+
+    The snapshot of an agent that has just begun would tell its consumers that the engines
+    are gone, and requests would be refused although all of them answer. Nobody there to
+    connect to means no more than that what is known grows old.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_FIRST_LOOK_SECONDS):
+            await asyncio.gather(*(watch.first_look() for watch in watches))

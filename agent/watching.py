@@ -59,6 +59,7 @@ class EngineWatch:
         self._trackers: dict[int, EngineTracker] = {}
         self._subscriptions: dict[int, EventSubscription] = {}
         self._probe_now = asyncio.Event()
+        self._looked = asyncio.Event()
         self._log = log.bind(engine=spec.id, url=spec.url)
 
     async def run(self) -> None:
@@ -75,6 +76,10 @@ class EngineWatch:
             finally:
                 self._stop_tracking()
 
+    async def first_look(self) -> None:
+        """Return once the engine was asked for the first time, whether it answered or not."""
+        await self._looked.wait()
+
     async def _until_identified(self) -> _Identity:
         while True:
             try:
@@ -83,6 +88,7 @@ class EngineWatch:
                 if self._spec.id not in self._state.problems:
                     self._log.warning("engine_not_answering", error=str(error))
                 self._state.problems[self._spec.id] = str(error)
+                self._looked.set()
                 await self._pause()
             else:
                 self._state.problems.pop(self._spec.id, None)
@@ -176,6 +182,7 @@ class EngineWatch:
             else:
                 self._state.problems.pop(self._spec.id, None)
             self._state.changed()
+            self._looked.set()
             await self._pause()
 
     def _take_reading(self, reading: EngineReading) -> bool:

@@ -39,7 +39,7 @@ from nearkv.state.model import (
     SnapshotBegin,
     SnapshotEnd,
 )
-from tests.doubles.engine import EngineDouble, EngineDoubleConfig
+from tests.doubles.engine import EngineDouble, EngineDoubleConfig, Faults
 from tests.doubles.engine.events import BlockStored
 from tests.integration.raw_http import deaf_client, request, watched
 from tests.integration.stack import (
@@ -416,6 +416,25 @@ async def test_a_flood_of_events_loses_none_and_lets_consumers_through():
         assert slowest < 1.0
 
 
+async def test_an_agent_that_restarts_does_not_take_its_engines_for_gone():
+    async with double() as engine, AsyncExitStack() as stack:
+        async with running_agent(engine) as agent:
+            ingress = await stack.enter_async_context(running_ingress(agent.url))
+            first_cursor = agent.state.log.cursor
+        listen = agent.url.removeprefix("http://")
+        await engine.inject(Faults(hang_seconds=1.0, paths=("/v1/models",), times=1))
+        view = ingress.knowledge.fleet.agents[agent.url]
+
+        def is_followed_again():
+            assert "a" in ingress.knowledge.fleet.engines
+            return view.cursor is not None and view.cursor.boot != first_cursor.boot
+
+        async with asyncio.TaskGroup() as both:
+            again = stack.enter_async_context(running_agent(engine, listen=listen))
+            both.create_task(again)
+            both.create_task(eventually(is_followed_again, what="it is followed again"))
+
+
 async def test_agents_that_restart_under_load_cause_no_wrong_hit():
     async with double() as a, double() as b, AsyncExitStack() as stack:
         first = await stack.enter_async_context(AsyncExitStack())
@@ -430,6 +449,7 @@ async def test_agents_that_restart_under_load_cause_no_wrong_hit():
             while not stop.is_set():
                 turn += 1
                 response, body = await ingress.complete(f"{number} {turn % 3}: {DOCUMENT}")
+                assert response.status == 200, body
                 predicted = int(response.headers.get("x-nearkv-predicted-cached-tokens", 0))
                 reported = body["usage"]["prompt_tokens_details"]["cached_tokens"]
                 if predicted > reported:
