@@ -11,7 +11,7 @@ of a few runs. Memory is bounded: beyond the limit new keys are refused and coun
 the newest keeps the roots of chains, without which nothing below them can match.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,7 @@ class PrefixIndex:
         self._free: list[int] = []
         self._extra_of: dict[int, int] = {}
         self._folded: dict[int, int] = {}
+        self._unions: dict[int, tuple[int, Callable[[int], int]]] = {}
 
     @property
     def size(self) -> IndexSize:
@@ -85,6 +86,7 @@ class PrefixIndex:
         bit = 1 << slot
         self._live &= ~bit
         self._dead |= bit
+        self._unions.pop(slot, None)
         self._unlink(slot)
 
     def link_tier(self, slot: int, extra: int) -> None:
@@ -108,16 +110,22 @@ class PrefixIndex:
         """Note that a slot holds these keys."""
         if not self._table.has_room(len(keys)):
             keys = self._make_room(keys)
+        alone, union = self._unions.get(slot) or self._open_union(slot)
+        self._table.merge(keys, alone, union)
+
+    def _open_union(self, slot: int) -> tuple[int, Callable[[int], int]]:
+        """Return the number of the set {slot}, and what joins the slot to other sets."""
         bit = 1 << slot
-        unions: dict[int, int] = {}
+        joined: dict[int, int] = {}
 
         def union(number: int) -> int:
-            merged = unions.get(number)
+            merged = joined.get(number)
             if merged is None:
-                merged = unions[number] = self._number(self._masks[number] | bit)
+                merged = joined[number] = self._number(self._masks[number] | bit)
             return merged
 
-        self._table.merge(keys, self._number(bit), union)
+        self._unions[slot] = (self._number(bit), union)
+        return self._unions[slot]
 
     def remove(self, slot: int, keys: Sequence[int]) -> None:
         """Note that a slot no longer holds these keys."""
@@ -173,6 +181,7 @@ class PrefixIndex:
         """Free the numbers of sets that no block has any more."""
         if len(self._number_of) < _SPARE_SETS:
             return
+        self._unions.clear()  # they remember numbers
         used = set(self._table.used_values().tolist()) | {0}
         for mask, number in list(self._number_of.items()):
             if number not in used:
