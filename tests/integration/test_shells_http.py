@@ -14,14 +14,14 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PLAIN = EVENTS.replace(b"text/event-stream", b"application/json")
 BODY = b'{"model":null}'
-QUICK = {"first_byte_seconds": 0.5, "idle_seconds": 0.3, "connect_seconds": 0.2}
+QUICK = {"first_byte_seconds": 1.0, "idle_seconds": 0.5}
 H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
 WEBSOCKET = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
 
 
 def in_front_of(*engines, **settings):
     static = [{"id": f"s{i}", "url": engine.url} for i, engine in enumerate(engines)]
-    return running_ingress(engines=static, **{"deadlines": QUICK, **settings})
+    return running_ingress(engines=static, **settings)
 
 
 def nothing_is_left(ingress):
@@ -141,7 +141,7 @@ async def test_no_path_leads_out_of_v1(path):
     ids=["switches", "not-http", "huge-header", "bad-chunk", "short-body", "endless-number"],
 )
 async def test_answers_that_make_no_sense_become_clear_errors(answer, status):
-    async with raw_engine(answer) as engine, in_front_of(engine) as ingress:
+    async with raw_engine(answer) as engine, in_front_of(engine, deadlines=QUICK) as ingress:
         given = await exchange(ingress.url, request("POST /v1/x", body=BODY), until=b"\r\n\r\n")
         assert status in given.split(b"\r\n")[0]
         assert len(engine.requests) == 1
@@ -161,7 +161,7 @@ async def test_an_answer_that_breaks_off_before_its_first_byte_was_passed_on_is_
 
 
 async def test_a_body_that_does_not_arrive_in_time_gets_408():
-    async with raw_engine(OK) as engine, in_front_of(engine) as ingress:
+    async with raw_engine(OK) as engine, in_front_of(engine, deadlines=QUICK) as ingress:
         head = request("POST /v1/completions", "Content-Length: 100")
         given = await exchange(ingress.url, head + b"{", until=b"}}")
         assert b" 408 " in given
@@ -229,7 +229,7 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_holds_little(answer):
 
 async def test_a_long_stream_passes_whole():
     flood = Flood(EVENTS, total_bytes=64 << 20)
-    async with raw_engine(flood) as engine, in_front_of(engine) as ingress:
+    async with raw_engine(flood) as engine, in_front_of(engine, deadlines=QUICK) as ingress:
         taken = 0
         async with ingress.session.post(ingress.url + "/v1/x", json={}) as response:
             async for piece in response.content.iter_any():
