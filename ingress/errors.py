@@ -1,10 +1,16 @@
 """Errors of the ingress, each with the answer a client gets.
 
-IngressError
-├── RequestError          the client's fault: 4xx
-├── NoRoomError           no engine may take the request now: 429 with Retry-After
-├── NoEngineError         no engine can be reached: 503
-└── TokenizationError     an engine's tokenization did not come; routing goes on without
+IngressError                500
+├── RequestError            400  the request cannot be served as it is
+│   ├── UnknownModelError   404
+│   ├── BodyTooLargeError   413
+│   └── BodyTimeoutError    408
+├── NoRoomError             429  no engine may take the request now; with Retry-After
+│   └── TooManyRequestsError     this replica serves as many requests as it may
+├── NoEngineError           503  no engine is known
+├── EngineFailedError       502  the engines tried failed before the first byte
+├── EngineTimeoutError      504  an engine kept silent past a deadline
+└── TokenizationError            no token ids; routing goes on without, no client sees it
 """
 
 from nearkv.errors import NearkvError
