@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nearkv.agent.probing import endpoint_of_rank
+from nearkv.agent.event_sources import EventSource, endpoint_of_rank
 from nearkv.agent.settings import ConfiguredEngine
-from nearkv.agent.subscribing import EventSource
 
 
 @dataclass(frozen=True, slots=True)

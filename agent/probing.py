@@ -9,7 +9,7 @@ import msgspec
 
 from nearkv.agent.engine_metrics import EngineReading, parse_metrics
 from nearkv.agent.errors import EngineProbeError
-from nearkv.agent.subscribing import EventSource
+from nearkv.agent.event_sources import EventSource, reachable_endpoint
 from nearkv.bounded_reading import read_at_most
 from nearkv.http_failures import explain_failure
 
@@ -120,23 +120,3 @@ class EngineProbe:
             return msgspec.json.decode(body, type=kind)
         except msgspec.DecodeError as error:
             raise EngineProbeError(f"unexpected answer: {error}") from error
-
-
-def reachable_endpoint(endpoint: str, host: str) -> str:
-    """Turn an address that an engine binds into one that can be connected to.
-
-    ``tcp://*:5557`` with host ``10.0.0.7`` becomes ``tcp://10.0.0.7:5557``.
-    """
-    shown = f"[{host}]" if ":" in host else host
-    for wildcard in ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:", "tcp://:::"):
-        if endpoint.startswith(wildcard):
-            return f"tcp://{shown}:{endpoint.removeprefix(wildcard)}"
-    return endpoint
-
-
-def endpoint_of_rank(endpoint: str, dp_rank: int) -> str:
-    """Return the endpoint of a rank: vLLM adds the rank to the port of rank 0."""
-    head, _, port = endpoint.rpartition(":")
-    if dp_rank == 0 or not port.isdecimal():
-        return endpoint
-    return f"{head}:{int(port) + dp_rank}"

@@ -17,6 +17,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from nearkv.agent.engine_tracking import EngineTracker
+from nearkv.agent.event_sources import EventSource
 from nearkv.agent.sequencing import Arrival
 
 _SEQ = struct.Struct(">Q")
@@ -26,15 +27,6 @@ _DRAIN_MESSAGES = 64
 """Messages taken without yielding, so that HTTP consumers are never starved."""
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EventSource:
-    """Where one engine rank publishes, and where it answers replays."""
-
-    endpoint: str
-    replay_endpoint: str | None = None
-    topic: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from nearkv.agent.discovering import EngineSpec
 from nearkv.agent.engine_metrics import EngineReading, RankReading
 from nearkv.agent.engine_tracking import EngineIdentity, EngineTracker
 from nearkv.agent.errors import EngineProbeError
+from nearkv.agent.event_sources import EventSource
 from nearkv.agent.node_state import NodeState
 from nearkv.agent.probing import EngineProbe, ModelCard
-from nearkv.agent.subscribing import EventSource, EventSubscription, Notifications
+from nearkv.agent.subscribing import EventSubscription, Notifications
 
 log = structlog.get_logger(__name__)
 

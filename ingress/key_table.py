@@ -10,6 +10,9 @@ A value set to 0 in bulk (:meth:`rewrite_values`) leaves its key behind as dead 
 the next rebuild; such keys count as used but are found by nobody. While the table is
 ``pinned``, keys removed one by one are left behind too, so that none moves to where whoever
 goes through the table in parts has been already.
+
+The search for a key's slot stands in each of the three loops over single keys: a call per key
+would cost as much as the search.
 """
 
 from array import array
@@ -150,7 +153,7 @@ class KeyTable:
 
     def reserve(self, more: int) -> None:
         """Make room for ``more`` new keys."""
-        if self.live + self._dead + more <= self.slot_count * _FULL_RATIO:
+        if self.has_room(more):
             return
         slots = _LEAST_SLOTS
         while self.live + more > slots * _FULL_RATIO:
@@ -172,7 +175,9 @@ class KeyTable:
 
     def used_values(self) -> Values:
         """Return the distinct values in use, 0 included."""
-        return np.unique(self._values_view)
+        seen = np.zeros(int(self._values_view.max()) + 1, dtype=bool)
+        seen[self._values_view] = True  # no sort: this runs between requests
+        return np.flatnonzero(seen).astype(np.uint32)
 
     def _remove_at(self, hole: int) -> None:
         """Empty a slot, shifting back those that were pushed past it."""

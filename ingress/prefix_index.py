@@ -46,6 +46,7 @@ class PrefixIndex:
         self._masks: list[int] = [0]
         self._number_of: dict[int, int] = {0: 0}
         self._spare_numbers: list[int] = []
+        self._sets_kept = 0
         self._limit_bytes = limit_bytes
         self._limit_blocks = capacity_within(limit_bytes)
         self._refused = 0
@@ -178,8 +179,8 @@ class PrefixIndex:
         )
 
     def _recycle_numbers(self) -> None:
-        """Free the numbers of sets that no block has any more."""
-        if len(self._number_of) < _SPARE_SETS:
+        """Free the numbers of sets that no block has any more, once they may be many again."""
+        if len(self._number_of) < max(_SPARE_SETS, 2 * self._sets_kept):
             return
         self._unions.clear()  # they remember numbers
         used = set(self._table.used_values().tolist()) | {0}
@@ -188,6 +189,7 @@ class PrefixIndex:
                 del self._number_of[mask]
                 self._masks[number] = 0
                 self._spare_numbers.append(number)
+        self._sets_kept = len(self._number_of)
 
     def _number(self, mask: int) -> int:
         """Return the number of a set of slots."""

@@ -5,9 +5,9 @@ from pydantic import SecretStr, ValidationError
 
 from nearkv.agent.discovering import EngineSpec, configured_engines
 from nearkv.agent.engine_metrics import RankReading
-from nearkv.agent.probing import ModelCard, endpoint_of_rank, reachable_endpoint
+from nearkv.agent.event_sources import EventSource, endpoint_of_rank, reachable_endpoint
+from nearkv.agent.probing import ModelCard
 from nearkv.agent.settings import AgentSettings, ConfiguredEngine
-from nearkv.agent.subscribing import EventSource
 from nearkv.agent.watching import describe_engine, rank_reading
 
 

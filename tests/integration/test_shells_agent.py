@@ -15,11 +15,11 @@ from nearkv.agent.api import StateApi
 from nearkv.agent.app import NODE_STATE
 from nearkv.agent.app import build_app as build_agent
 from nearkv.agent.engine_tracking import EngineIdentity, EngineTracker
+from nearkv.agent.event_sources import EventSource
 from nearkv.agent.node_state import NodeState
 from nearkv.agent.settings import AgentSettings
 from nearkv.agent.state_log import StateLog
 from nearkv.agent.subscribing import (
-    EventSource,
     EventSubscription,
     Notifications,
     SubscriptionLimits,
