@@ -1,9 +1,11 @@
 """Why a transfer does not happen, or does not count.
 
-TransferError
-├── PacketError    a state packet cannot be read or must not be used; has a ``reason``
+TransferError      has a ``reason``
+├── PacketError    a state packet cannot be read or must not be used
 ├── LayoutError    a memory layout contradicts itself
-└── LeaseError     a lease cannot be opened or used; has a ``reason``
+├── LeaseError     a lease cannot be opened or used
+├── PullError      KV could not be pulled, or does not count
+└── ProtocolError  a message between engine, agent and mover cannot be read
 
 Every reason is a metric label and part of the API. Whatever the reason, the outcome is the
 same: fewer tokens, or none, come from the transfer, and the engine computes the rest. It is
@@ -16,7 +18,10 @@ from nearkv.errors import NearkvError
 
 
 class Reason(StrEnum):
-    """Why KV is not taken over."""
+    """Why KV is not taken over.
+
+    The first group is about what the KV is, the second about the way to it.
+    """
 
     MALFORMED = "malformed"
     TRUNCATED = "truncated"
@@ -34,27 +39,55 @@ class Reason(StrEnum):
     STALE = "stale"
     EXPIRED = "expired"
     UNKNOWN_LEASE = "unknown_lease"
+    KV_GROUPS = "kv_groups"
+    MEMORY = "memory"
+    TENANT = "tenant"
+
+    NO_AGENT = "no_agent"
+    NO_SOURCE = "no_source"
+    NO_PATH = "no_path"
+    RDMA_REQUIRED = "rdma_required"
+    BUSY = "busy"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    PEER_LOST = "peer_lost"
+    PEER_REFUSED = "peer_refused"
+    MOVER_LOST = "mover_lost"
+    AGENT_LOST = "agent_lost"
+    STORE_FULL = "store_full"
+    NOT_STORED = "not_stored"
+    INTERNAL = "internal"
 
 
 class TransferError(NearkvError):
-    """Base of everything the transfer raises."""
+    """Base of everything the transfer raises; ``reason`` is the metric label."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class PacketError(TransferError):
     """A state packet cannot be read, or must not be used."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
 
 class LayoutError(TransferError):
-    """A memory layout contradicts itself."""
+    """A memory layout contradicts itself, or two of them do not fit each other."""
+
+    def __init__(self, message: str, reason: Reason = Reason.LAYOUT) -> None:
+        super().__init__(reason, message)
 
 
 class LeaseError(TransferError):
     """A lease cannot be opened or used."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+
+class PullError(TransferError):
+    """KV could not be pulled, or what was pulled does not count."""
+
+
+class ProtocolError(TransferError):
+    """A message between an engine, the agent and a mover cannot be read."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.MALFORMED, message)

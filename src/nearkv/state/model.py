@@ -68,6 +68,20 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
             ) from error
 
 
+class TransferInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How an engine's KV can move; present only while it can.
+
+    ``mode`` is ``agent`` (our connector and movers) or ``nixl`` (vLLM's own connector).
+    Only engines with equal ``mode`` and ``compat`` can use each other's KV: ``compat`` digests
+    model, element type, parallelism and layout.
+    """
+
+    mode: str
+    compat: str
+    kv_bytes_per_token: int | None = None
+    agent: str = ""
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an engine is: changes rarely.
 
@@ -94,6 +108,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_model_len: int | None = None
     engine_version: str | None = None
     dp_rank: int | None = None
+    transfer: TransferInfo | None = None
 
 
 class EngineGauges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -113,6 +128,7 @@ class EngineGauges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prefix_queries_tokens: int | None = None
     prompt_tokens: int | None = None
     computed_tokens: int | None = None
+    prefill_seconds_per_token: float | None = None
 
     @property
     def kv_used_bytes(self) -> int | None:
@@ -145,6 +161,20 @@ class BlockChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     added: bytes = b""
 
 
+class PathReading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What moving KV from ``source`` to ``target`` (nodes) costs over the path last used.
+
+    ``points`` transfers were measured; 0 says that the figures are the configured prior.
+    """
+
+    source: str
+    target: str
+    path: str
+    setup_seconds: float
+    bytes_per_second: float
+    points: int = 0
+
+
 class SnapshotBegin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     """Opens a snapshot: the engines and gauges; their blocks follow."""
 
@@ -153,6 +183,7 @@ class SnapshotBegin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     version: str
     engines: tuple[EngineInfo, ...]
     gauges: tuple[EngineGauges, ...]
+    paths: tuple[PathReading, ...] = ()
 
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True, tag="blocks"):
@@ -181,6 +212,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     engines: tuple[EngineInfo, ...] = ()
     blocks: tuple[BlockChange, ...] = ()
     gauges: tuple[EngineGauges, ...] = ()
+    paths: tuple[PathReading, ...] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):

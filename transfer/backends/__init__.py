@@ -1,0 +1,1 @@
+"""Ways to move bytes between two memories, behind one contract (see ``contract``)."""

@@ -1,0 +1,194 @@
+"""Messages between an engine's connector and the node's agent (pure).
+
+An engine has one connection per process that matters: each worker (one per tensor-parallel
+rank) registers its KV memory and asks for pulls into it; the scheduler registers the lease
+slots, opens and closes leases, and asks what a lease holds before it counts on it. The end of
+a connection is the end of what was registered on it.
+
+::
+
+    worker                      agent                       scheduler
+      RegisterWorker (memory) ->       <- RegisterScheduler (slots)
+                              <- Registered ->
+                                       <- OpenLease
+                                       <- Lookup         LookupDone ->
+      StartPull ->            <- PullDone
+      CancelPull ->           <- PullDone (cancelled)
+                                          RenewLease, ReleaseLease ->
+                                       <- LeaseClosed
+
+Deadlines are absolute milliseconds of CLOCK_MONOTONIC, which all processes of a host share.
+"""
+
+import msgspec
+
+from nearkv.transfer.manifest import Compatibility, Prefix
+
+PROTOCOL = 1
+
+
+class MemoryMap(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an engine's KV lies in its memory; see ``layout.KvMemory``. Sizes in bytes."""
+
+    size: int
+    layers: int
+    blocks: int
+    layer_stride: int
+    block_stride: int
+    block_bytes: int
+    offset: int = 0
+
+
+class LeaseAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """How to find a lease: which engine's, in which boot of it, and which agent to ask.
+
+    ``agent`` is the base URL that other agents reach the engine's agent at; it decides
+    nothing where ``node`` is the reader's own.
+    """
+
+    lease: str
+    engine: str
+    epoch: str
+    node: str = ""
+    agent: str = ""
+
+
+# -- From the engine --------------------------------------------------------------------
+
+
+class RegisterWorker(msgspec.Struct, frozen=True, kw_only=True, tag="register_worker"):
+    """The first message of a worker; brings the descriptor of its KV memory (a memfd)."""
+
+    protocol: int
+    engine: str
+    epoch: str
+    compatibility: Compatibility
+    memory: MemoryMap
+    tenant: str = ""
+    fds: int = 1
+
+
+class RegisterScheduler(msgspec.Struct, frozen=True, kw_only=True, tag="register_scheduler"):
+    """The first message of a scheduler; brings the descriptor of its lease slots (a memfd).
+
+    ``leases`` are those still open: an agent that was restarted takes them up again.
+    """
+
+    protocol: int
+    engine: str
+    epoch: str
+    slots: int
+    leases: tuple["OpenLease", ...] = ()
+    fds: int = 1
+
+
+class OpenLease(msgspec.Struct, frozen=True, kw_only=True, tag="open_lease"):
+    """A lease was opened: these blocks hold this prefix until it ends.
+
+    ``expires_at_ms`` is on CLOCK_MONOTONIC, as in the slot itself.
+    """
+
+    lease: str
+    slot: int
+    generation: int
+    expires_at_ms: int
+    block_ids: tuple[int, ...]
+    prefix: Prefix
+
+
+class LeaseClosed(msgspec.Struct, frozen=True, kw_only=True, tag="lease_closed"):
+    """The slot of a lease is closed; whatever is still being copied no longer counts."""
+
+    lease: str
+    why: str
+
+
+class Lookup(msgspec.Struct, frozen=True, kw_only=True, tag="lookup"):
+    """Ask how much of a lease this engine may use for these tokens (packed u32)."""
+
+    id: int
+    address: LeaseAddress
+    token_ids: bytes
+    cache_salt: str = ""
+    lora: str = ""
+    deadline_ms: int = 0
+
+
+class StartPull(msgspec.Struct, frozen=True, kw_only=True, tag="start_pull"):
+    """Bring blocks of a lease into blocks of this worker's memory.
+
+    ``first_block`` counts within the lease's blocks; as many are taken as there are
+    ``target_blocks``. The mover is dead or done ``grace_ms`` after the deadline, whatever
+    happens (see ``docs/adr/0006``).
+    """
+
+    id: int
+    address: LeaseAddress
+    first_block: int
+    target_blocks: tuple[int, ...]
+    deadline_ms: int
+
+
+class CancelPull(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_pull"):
+    """Stop a pull; ``PullDone`` follows once nobody writes into the blocks any more."""
+
+    id: int
+
+
+FromEngine = (
+    RegisterWorker | RegisterScheduler | OpenLease | LeaseClosed | Lookup | StartPull | CancelPull
+)
+
+# -- To the engine ----------------------------------------------------------------------
+
+
+class Registered(msgspec.Struct, frozen=True, kw_only=True, tag="registered"):
+    """The agent took the registration; ``agent`` is what goes into lease addresses."""
+
+    node: str
+    agent: str
+    boot: str
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The agent does not take the registration and closes the connection."""
+
+    reason: str
+    message: str
+
+
+class LookupDone(msgspec.Struct, frozen=True, kw_only=True, tag="lookup_done"):
+    """How many leading tokens of the request the lease holds; 0 with the reason why."""
+
+    id: int
+    num_tokens: int
+    reason: str = ""
+    message: str = ""
+
+
+class PullDone(msgspec.Struct, frozen=True, kw_only=True, tag="pull_done"):
+    """A pull ended; nobody writes into its blocks any more. An empty ``reason`` is success."""
+
+    id: int
+    reason: str = ""
+    message: str = ""
+    path: str = ""
+    size_bytes: int = 0
+    seconds: float = 0.0
+
+
+class RenewLease(msgspec.Struct, frozen=True, kw_only=True, tag="renew_lease"):
+    """A reader is still at it: move the lease's expiry."""
+
+    lease: str
+    expires_at_ms: int
+
+
+class ReleaseLease(msgspec.Struct, frozen=True, kw_only=True, tag="release_lease"):
+    """Nobody needs the lease any more: close it and free its blocks."""
+
+    lease: str
+    why: str
+
+
+ToEngine = Registered | Refused | LookupDone | PullDone | RenewLease | ReleaseLease
