@@ -13,8 +13,12 @@ COMPONENTS = ("agent", "extender", "ingress", "transfer")
 HEAVY = ("vllm", "torch", "pynvml", "transformers", "ucxx", "nixl", "grpc", "kubernetes")
 """Imported lazily, in one adapter each: never by merely importing a module."""
 
-IN_THE_ENGINES_ENVIRONMENT = {"nearkv.demo.small_model", "nearkv.demo.tiny_model"}
-"""Programs that make a model where vLLM is installed; nothing here imports them."""
+IN_THE_ENGINES_ENVIRONMENT = {
+    "nearkv.demo.small_model",
+    "nearkv.demo.tiny_model",
+    "nearkv.transfer.vllm_connector",
+}
+"""What runs where vLLM is installed; nothing here imports it."""
 
 FOLDERS = (SRC / "nearkv", *(SRC / "nearkv" / name for name in COMPONENTS))
 SOURCES = sorted({path for folder in FOLDERS for path in folder.rglob("*.py")})

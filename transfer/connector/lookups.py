@@ -1,0 +1,155 @@
+"""What D's scheduler knows of leases that requests brought: asked, answered, used (pure).
+
+A request that brings a lease waits for the agent's word on it, at most until a deadline; then
+it counts as nothing and D computes all itself. A lease is used once: when its load failed, or
+the request was preempted, D computes.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nearkv.transfer.connector.steps import LoadJob
+from nearkv.transfer.connector.tally import Tally
+from nearkv.transfer.errors import Reason
+from nearkv.transfer.messages import LeaseAddress, Lookup, LookupDone
+
+
+@dataclass(slots=True)
+class _Asked:
+    id: int
+    address: LeaseAddress
+    deadline_ms: int
+    num_tokens: int | None = None
+    computed: int = 0
+    done: bool = False
+
+
+class LookupDesk:
+    """Keeps one lookup per request; called by the engine's thread and by the client's."""
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        lookup_ms: int,
+        pull_ms: int,
+        now_ms: Callable[[], int],
+        tally: Tally,
+    ) -> None:
+        self._block_size = block_size
+        self._lookup_ms = lookup_ms
+        self._pull_ms = pull_ms
+        self._now_ms = now_ms
+        self._tally = tally
+        self._lock = threading.Lock()
+        self._asked: dict[str, _Asked] = {}
+        self._request_of: dict[int, str] = {}
+        self._next_id = 0
+        self._agent_is_silent = False
+
+    def __len__(self) -> int:
+        """Return how many requests with a lease are known."""
+        return len(self._asked)
+
+    def ask(
+        self, request_id: str, address: LeaseAddress, token_ids: bytes, *, salt: str, lora: str
+    ) -> Lookup:
+        """Note a request's lease; returns the question for the agent.
+
+        While the agent leaves questions unanswered, requests do not wait for it.
+        """
+        now_ms = self._now_ms()
+        with self._lock:
+            self._next_id += 1
+            wait_ms = 0 if self._agent_is_silent else self._lookup_ms
+            asked = _Asked(self._next_id, address, now_ms + wait_ms)
+            self._asked[request_id] = asked
+            self._request_of[asked.id] = request_id
+            return Lookup(
+                id=asked.id,
+                address=address,
+                token_ids=token_ids,
+                cache_salt=salt,
+                lora=lora,
+                deadline_ms=now_ms + self._lookup_ms,
+            )
+
+    def note(self, request_id: str, reason: Reason) -> None:
+        """Settle a request's lease as unusable before anybody was asked."""
+        self._tally.add("lookup", reason)
+        with self._lock:
+            asked = self._asked.get(request_id)
+            if asked is not None:
+                asked.num_tokens = 0
+
+    def answer(self, done: LookupDone) -> None:
+        """Take the agent's word."""
+        self._tally.add("lookup", done.reason or "found")
+        with self._lock:
+            self._agent_is_silent = False
+            request_id = self._request_of.pop(done.id, None)
+            asked = self._asked.get(request_id) if request_id is not None else None
+            if asked is not None and asked.num_tokens is None:
+                asked.num_tokens = max(0, done.num_tokens)
+
+    def agent_lost(self) -> None:
+        """Settle all open questions: nobody will answer them."""
+        with self._lock:
+            self._request_of.clear()
+            for asked in self._asked.values():
+                if asked.num_tokens is None:
+                    asked.num_tokens = 0
+                    self._tally.add("lookup", Reason.AGENT_LOST)
+
+    def matched_tokens(self, request_id: str, computed: int, prompt_tokens: int) -> int | None:
+        """Return how many tokens beyond ``computed`` the lease can supply; ``None``: not yet.
+
+        At least the prompt's last token is always left to compute, and only whole blocks
+        count.
+        """
+        with self._lock:
+            asked = self._asked.get(request_id)
+            if asked is None or asked.done:
+                return 0
+            if asked.num_tokens is None:
+                if self._now_ms() < asked.deadline_ms:
+                    return None
+                self._agent_is_silent = True
+                asked.num_tokens = 0
+                self._tally.add("lookup", Reason.DEADLINE)
+            asked.computed = computed
+            usable = min(asked.num_tokens, prompt_tokens - 1)
+            return max(0, usable // self._block_size * self._block_size - computed)
+
+    def load(self, request_id: str, block_ids: Sequence[int], external: int) -> LoadJob | None:
+        """Return what to load into the blocks that vLLM allocated; ``None`` for nothing.
+
+        ``external`` tokens come from the lease, behind those that were here when
+        :meth:`matched_tokens` was last asked: only the blocks that are missing are pulled.
+        """
+        with self._lock:
+            asked = self._asked.get(request_id)
+            if asked is None or asked.done:
+                return None
+            asked.done = True
+            if external <= 0:
+                return None
+            first = asked.computed // self._block_size
+            count = external // self._block_size
+            return LoadJob(
+                request_id=request_id,
+                address=asked.address,
+                first_block=first,
+                target_blocks=tuple(block_ids[first : first + count]),
+                deadline_ms=self._now_ms() + self._pull_ms,
+            )
+
+    def drop(self, request_id: str) -> LeaseAddress | None:
+        """Forget a request; returns its lease, which nobody here needs any more."""
+        with self._lock:
+            asked = self._asked.pop(request_id, None)
+            if asked is None:
+                return None
+            self._request_of.pop(asked.id, None)
+            return asked.address

@@ -1,0 +1,217 @@
+"""The connector in vLLM's scheduler: leases for others, lookups for our own requests.
+
+It speaks to the agent through a client that never blocks, and to the worker's side through
+one :class:`StepPlan` per engine step.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nearkv.transfer.agent_client import AgentClient, Hello
+from nearkv.transfer.connector.leasing import LeaseDesk
+from nearkv.transfer.connector.lookups import LookupDesk
+from nearkv.transfer.connector.params import lease_params, read_address, wants_lease
+from nearkv.transfer.connector.settings import ConnectorSettings
+from nearkv.transfer.connector.steps import StepPlan
+from nearkv.transfer.connector.tally import Tally
+from nearkv.transfer.errors import Reason
+from nearkv.transfer.lease import SlotTable
+from nearkv.transfer.manifest import Prefix
+from nearkv.transfer.messages import (
+    PROTOCOL,
+    LeaseAddress,
+    LeaseClosed,
+    LookupDone,
+    RegisterScheduler,
+    ReleaseLease,
+    RenewLease,
+    ToEngine,
+)
+
+Params = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFacts:
+    """What the connector needs to know of a vLLM request.
+
+    ``token_ids`` are the tokens whose KV is computed, packed as little-endian u32.
+    ``plain`` says that token ids, salt and adapter determine the KV: no images, no
+    embeddings.
+    """
+
+    id: str
+    token_ids: bytes
+    cache_salt: str = ""
+    lora: str = ""
+    plain: bool = True
+
+
+class SchedulerSide:
+    """All that the scheduler's connector does; methods run on the engine's thread."""
+
+    def __init__(
+        self,
+        settings: ConnectorSettings,
+        *,
+        epoch: str,
+        block_size: int,
+        slots_fd: int,
+        slots: SlotTable,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._epoch = epoch
+        self._block_size = block_size
+        self._slots_fd = slots_fd
+        self.tally = Tally()
+        self._leases = LeaseDesk(
+            slots, ttl_ms=int(settings.lease_seconds * 1000), now_ms=now_ms, tally=self.tally
+        )
+        self._lookups = LookupDesk(
+            block_size=block_size,
+            lookup_ms=int(settings.lookup_seconds * 1000),
+            pull_ms=int(settings.pull_seconds * 1000),
+            now_ms=now_ms,
+            tally=self.tally,
+        )
+        self._slot_count = len(slots)
+        self._plan = StepPlan()
+        self._loading: dict[str, LeaseAddress] = {}
+        self._client = AgentClient(
+            settings.socket_path,
+            self._hello,
+            on_message=self._on_message,
+            on_lost=self._lookups.agent_lost,
+        )
+
+    def start(self) -> None:
+        """Start looking for the agent."""
+        self._client.start()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+        os.close(self._slots_fd)
+
+    def _hello(self) -> Hello:
+        message = RegisterScheduler(
+            protocol=PROTOCOL,
+            engine=self._settings.engine,
+            epoch=self._epoch,
+            slots=self._slot_count,
+            leases=self._leases.open_leases(),
+        )
+        return Hello(message, (self._slots_fd,))
+
+    def _on_message(self, message: ToEngine) -> None:
+        if isinstance(message, LookupDone):
+            self._lookups.answer(message)
+        elif isinstance(message, ReleaseLease):
+            closed = self._leases.end(message.lease, message.why)
+            # Closed before or unknown: say so again, the agent waits for it.
+            self._client.send(closed or LeaseClosed(lease=message.lease, why="unknown"))
+        elif isinstance(message, RenewLease):
+            self._leases.renew(message.lease, message.expires_at_ms)
+
+    # -- D: requests that bring a lease ------------------------------------------------
+
+    def request_added(self, request: RequestFacts, params: Params | None) -> None:
+        """Ask the agent about the lease that a new request brings, if it brings one."""
+        address = read_address(params)
+        if address is None:
+            return
+        lookup = self._lookups.ask(
+            request.id, address, request.token_ids, salt=request.cache_salt, lora=request.lora
+        )
+        if not request.plain:
+            self._lookups.note(request.id, Reason.PREFIX)
+        elif not self._client.send(lookup):
+            self._lookups.note(request.id, Reason.NO_AGENT)
+
+    def matched_tokens(self, request_id: str, computed: int, prompt_tokens: int) -> int | None:
+        """Return how many more tokens can be loaded; ``None``: ask again next step."""
+        return self._lookups.matched_tokens(request_id, computed, prompt_tokens)
+
+    def allocated(self, request_id: str, block_ids: Sequence[int], external: int) -> None:
+        """Plan the load into freshly allocated blocks; without one, let the lease go."""
+        job = self._lookups.load(request_id, block_ids, external)
+        if job is not None:
+            self._plan.loads.append(job)
+            self._loading[request_id] = job.address
+        elif request_id not in self._loading:
+            self._give_back(self._lookups.drop(request_id), "unused")
+
+    def loads_finished(self, request_ids: Sequence[str]) -> None:
+        """Let the leases of finished loads go: every rank has taken its part, or failed."""
+        for request_id in request_ids:
+            self._give_back(self._loading.pop(request_id, None), "pulled")
+
+    def _give_back(self, address: LeaseAddress | None, why: str) -> None:
+        if address is not None:
+            self._client.send(LeaseClosed(lease=address.lease, why=why))
+
+    # -- P: prefills for others --------------------------------------------------------
+
+    def request_finished(
+        self,
+        request: RequestFacts,
+        params: Params | None,
+        block_ids: Sequence[int],
+        *,
+        completed: bool,
+    ) -> tuple[bool, Params | None]:
+        """Return whether vLLM must keep the blocks, and what P answers.
+
+        ``completed`` is false for aborted requests. Without an agent nothing is kept: D will
+        compute.
+        """
+        self._drop_request(request.id)
+        registered = self._client.registered
+        if not (completed and wants_lease(params)):
+            return False, None
+        blocks = len(request.token_ids) // 4 // self._block_size
+        if not blocks or not request.plain or registered is None:
+            why = "no_agent" if registered is None else "nothing_to_lease"
+            self.tally.add("lease", why)
+            return False, None
+        prefix = Prefix(
+            token_ids=request.token_ids[: blocks * self._block_size * 4],
+            num_tokens=blocks * self._block_size,
+            block_keys=b"",
+            cache_salt=request.cache_salt,
+            lora=request.lora,
+        )
+        opened = self._leases.open(request.id, block_ids[:blocks], prefix)
+        if opened is None:
+            return False, None
+        if not self._client.send(opened):
+            self._leases.end(opened.lease, "agent_lost")
+            return True, None  # handed back with the next step
+        address = LeaseAddress(
+            lease=opened.lease,
+            engine=self._settings.engine,
+            epoch=self._epoch,
+            node=registered.node,
+            agent=registered.agent,
+        )
+        return True, lease_params(address, prefix.num_tokens)
+
+    def _drop_request(self, request_id: str) -> None:
+        """Forget a request that ended; a load still under way is cancelled."""
+        address = self._lookups.drop(request_id)
+        if request_id in self._loading:
+            self._plan.cancels.append(request_id)
+        else:
+            self._give_back(address, "unused")
+
+    # -- Each step ---------------------------------------------------------------------
+
+    def take_plan(self) -> StepPlan:
+        """Return the orders for this step; expired leases are ended on the way."""
+        for closed in self._leases.expire():
+            self._client.send(closed)
+        plan, self._plan = self._plan, StepPlan()
+        plan.released = self._leases.take_released()
+        return plan
