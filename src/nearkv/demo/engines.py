@@ -106,6 +106,18 @@ def startup_stage(log: str) -> str:
     return "importing vLLM"
 
 
+def transfer_args(engine: str, socket_dir: Path) -> tuple[str, ...]:
+    """Give the arguments that make a real engine's KV movable by the agent behind a socket."""
+    config = {
+        "kv_connector": "NodeAgentConnector",
+        "kv_connector_module_path": "nearkv.transfer.vllm_connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"engine": engine, "socket": str(socket_dir / "agent.sock")},
+    }
+    return ("--kv-transfer-config", json.dumps(config))
+
+
 @contextmanager
 def engine_addresses() -> Iterator[EngineAddresses]:
     """Reserve addresses for one engine, which may be started on them more than once."""
@@ -154,7 +166,8 @@ def real_engine_spec(
             *("--kv-events-config", json.dumps(kv_events_config)),
             *extra_args,
         ),
-        env=ENGINE_ENV,
+        # The engine's environment has no nearkv installed; its connector comes from here.
+        env={**ENGINE_ENV, "PYTHONPATH": str(workspace.root / "src")},
         log_path=workspace.logs / f"{name}.log",
         cwd=workspace.root,
     )
