@@ -7,12 +7,12 @@ PYTEST := PYTHONWARNINGS=default $(RUN) -m pytest -q
 BENCH_VENV := .venv-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all lint format docs bench-index bench-ingress clean
+.PHONY: help setup run demo test test-all lint format docs bench-index bench-transfer bench-ingress clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(VENV)/.stamp: setup.cfg pyproject.toml
+$(VENV)/.stamp: setup.cfg pyproject.toml setup.py transfer/_copy.c
 	@echo "Setting up $(VENV) (about a minute)"
 	@$(PYTHON) -c 'import sys; sys.exit("nearkv needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV)
@@ -23,7 +23,7 @@ $(VENV)/.stamp: setup.cfg pyproject.toml
 setup: $(VENV)/.stamp ## Install nearkv with its tools, the CPU engine and both models
 	@$(RUN) -m nearkv.demo setup
 
-run: $(VENV)/.stamp ## Two real engines, agent, ingress and the scenario; then keep serving (MODEL=, COMPARE=1, ENGINE=double)
+run: $(VENV)/.stamp ## Two real engines, agent, ingress and the scenario; then keep serving (MODEL=, PD=1, COMPARE=1, ENGINE=double)
 	@$(RUN) -m nearkv.demo run
 
 demo: $(VENV)/.stamp ## The same, but exit when the scenario is done
@@ -60,6 +60,13 @@ $(BENCH_VENV)/.stamp: tests/benchmarks/requirements.txt
 
 bench-index: $(VENV)/.stamp $(BENCH_VENV)/.stamp ## The prefix index and the agent's event path, beside Dynamo's RadixTree
 	@$(RUN) -m tests.benchmarks.bench_index
+
+$(BENCH_VENV)/.stamp-transfer: tests/benchmarks/requirements-transfer.txt $(BENCH_VENV)/.stamp
+	@xargs -n 1 $(BENCH_VENV)/bin/python -m pip install --quiet --no-deps < $< && touch $@ \
+		|| echo "A peer could not be installed; bench-transfer will name it as missing"
+
+bench-transfer: $(VENV)/.stamp $(BENCH_VENV)/.stamp-transfer ## Moving KV blocks by shm and tcp, beside memcpy, NIXL, Mooncake and sockets
+	@$(RUN) -m tests.benchmarks.bench_transfer
 
 bench-ingress: $(VENV)/.stamp ## The ingress in front of four engine doubles, beside a bare proxy
 	@$(RUN) -m tests.benchmarks.bench_ingress

@@ -10,6 +10,7 @@ import aiohttp
 import structlog
 import zmq.asyncio
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 
 from nearkv._version import __version__
 from nearkv.agent.api import StateApi
@@ -19,6 +20,11 @@ from nearkv.agent.node_state import NodeState
 from nearkv.agent.probing import EngineProbe
 from nearkv.agent.settings import AgentSettings
 from nearkv.agent.state_log import StateLog
+from nearkv.agent.transfer.abilities import TransferAbilities
+from nearkv.agent.transfer.assembling import Surroundings
+from nearkv.agent.transfer.metrics import TransferCollector, TransferGauges, TransferMetrics
+from nearkv.agent.transfer.path_costs import PathCosts, path_priors
+from nearkv.agent.transfer.service import TransferService
 from nearkv.agent.watching import EngineWatch, WatchLimits
 from nearkv.health import Readiness, add_health_routes, create_registry
 from nearkv.serving import require_bearer_token
@@ -27,6 +33,7 @@ from nearkv.supervising import supervised
 
 NODE_STATE = web.AppKey("node_state", NodeState)
 READINESS = web.AppKey("readiness", Readiness)
+TRANSFER = web.AppKey("transfer", TransferService)
 
 _CHECK_WATCHES = "watching"
 _FIRST_LOOK_SECONDS = 5.0
@@ -40,12 +47,14 @@ def build_app(settings: AgentSettings) -> web.Application:
     if not specs:
         log.warning("no_engines_configured")
     boot = secrets.token_hex(4)
+    abilities = TransferAbilities({engine.id: engine.transfer for engine in settings.engines})
     state = NodeState(
         StateLog(
             boot=boot,
             node=settings.node,
             version=__version__,
             ring_limit_bytes=settings.state.ring_limit_bytes,
+            transfer_of=abilities.of,
         ),
         boot=boot,
         flush_seconds=settings.state.flush_seconds,
@@ -60,7 +69,42 @@ def build_app(settings: AgentSettings) -> web.Application:
     add_health_routes(app, readiness, registry=registry)
     StateApi(state, readiness, settings, started_at=state.now()).add_routes(app)
     app.cleanup_ctx.append(_watching(specs, settings, state, readiness))
+    _add_transfer(app, registry, settings, state, abilities)
     return app
+
+
+def _add_transfer(
+    app: web.Application,
+    registry: CollectorRegistry,
+    settings: AgentSettings,
+    state: NodeState,
+    abilities: TransferAbilities,
+) -> None:
+    """Add KV transfer where it is on; its series are there in any case."""
+    metrics = TransferMetrics(registry)
+    directory = settings.transfer.socket_dir
+    if directory is None:
+        registry.register(TransferCollector(TransferGauges))
+        return
+    around = Surroundings(
+        node=settings.node,
+        state=state,
+        abilities=abilities,
+        metrics=metrics,
+        costs=PathCosts(settings.node, path_priors(settings.transfer.priors)),
+        packet_key=secret_bytes(settings.cluster_secret) or None,
+    )
+    service = TransferService(directory, settings.transfer, around)
+    state.transfer = service
+    registry.register(TransferCollector(service.gauges))
+    app[TRANSFER] = service
+    app.router.add_post("/v1/transfer/release", service.release)
+
+    async def transfer_kv(_app: web.Application) -> AsyncIterator[None]:
+        async with service.running():
+            yield
+
+    app.cleanup_ctx.append(transfer_kv)
 
 
 def _watching(

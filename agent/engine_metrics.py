@@ -17,6 +17,9 @@ _WANTED = {
     "vllm:prefix_cache_hits_total": "prefix_hits_tokens",
     "vllm:prefix_cache_queries_total": "prefix_queries_tokens",
     "vllm:prompt_tokens_total": "prompt_tokens",
+    "vllm:request_prefill_time_seconds_sum": "prefill_seconds",
+    "vllm:request_prefill_time_seconds_count": "prefills",
+    "vllm:request_prefill_kv_computed_tokens_sum": "prefill_computed_tokens",
 }
 _CACHE_INFO = "vllm:cache_config_info"
 _SLEEP = "vllm:engine_sleep_state"
@@ -27,7 +30,11 @@ _MOST_DIGITS = 15
 
 @dataclass(slots=True)
 class RankReading:
-    """What one rank reported; ``None`` where it said nothing."""
+    """What one rank reported; ``None`` where it said nothing.
+
+    ``prefills``, their ``prefill_seconds`` and ``prefill_computed_tokens`` are running sums
+    over finished requests.
+    """
 
     kv_used_ratio: float | None = None
     requests_running: float | None = None
@@ -36,6 +43,9 @@ class RankReading:
     prefix_queries_tokens: float | None = None
     prompt_tokens: float | None = None
     computed_tokens: float | None = None
+    prefills: float | None = None
+    prefill_seconds: float | None = None
+    prefill_computed_tokens: float | None = None
     awake: bool | None = None
     block_size: int | None = None
     kv_total_tokens: int | None = None

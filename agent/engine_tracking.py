@@ -23,6 +23,7 @@ from nearkv.agent.kv_events import (
     Event,
     decode_batch,
 )
+from nearkv.agent.prefill_speed import PrefillSpeed
 from nearkv.agent.sequencing import Arrival, SequenceTracker
 from nearkv.agent.state_log import StateLog
 from nearkv.block_keys import KeyNamespace, root_key
@@ -82,6 +83,7 @@ class EngineTracker:
         self.last_reading = RankReading()
         self._key_check = root_key(KeyNamespace(identity.key_model), secret)
         self._sequence = SequenceTracker()
+        self._prefill_speed = PrefillSpeed()
         self._state = EngineState.STARTING
         self._events = EventsState.OFF
         self._complete = False
@@ -239,6 +241,7 @@ class EngineTracker:
         restarted = self._check_start_time(start_time_seconds, boot)
         self.metrics_at = now
         self.last_reading = reading
+        self._prefill_speed.observe(reading)
         if self._state is not EngineState.DRAINING:
             self._state = EngineState.ASLEEP if reading.awake is False else EngineState.READY
         if reading.awake is False and (self.table.block_count or self.table.orphan_count):
@@ -269,6 +272,7 @@ class EngineTracker:
         self._forget_blocks()
         self.table.block_size = None
         self.last_reading = RankReading()
+        self._prefill_speed = PrefillSpeed()
         self._complete = False
         self._publish()
 
@@ -305,6 +309,7 @@ class EngineTracker:
             prefix_queries_tokens=_whole(reading.prefix_queries_tokens),
             prompt_tokens=_whole(reading.prompt_tokens),
             computed_tokens=_whole(reading.computed_tokens),
+            prefill_seconds_per_token=self._prefill_speed.seconds_per_token,
         )
 
     def _publish(self) -> None:

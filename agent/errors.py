@@ -2,7 +2,8 @@
 
 AgentError
 ├── EventDecodeError   an engine's KV event message cannot be read
-└── EngineProbeError   an engine does not answer, or answers nonsense
+├── EngineProbeError   an engine does not answer, or answers nonsense
+└── PeerTlsError       certificate, key or CA for other agents cannot be used
 """
 
 from nearkv.errors import NearkvError
@@ -22,3 +23,7 @@ class EngineProbeError(AgentError):
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class PeerTlsError(AgentError):
+    """The certificate, the key or the CA for other agents cannot be used."""

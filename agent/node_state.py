@@ -3,9 +3,22 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from itertools import chain
+from typing import Any, Protocol
 
 from nearkv.agent.engine_tracking import EngineTracker
 from nearkv.agent.state_log import StateLog
+
+
+class TransferView(Protocol):
+    """What status and metrics show of the node's KV transfer."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the transfer as plain JSON types."""
+        ...
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with it, in words for people."""
+        ...
 
 
 class NodeState:
@@ -23,6 +36,7 @@ class NodeState:
         self.trackers: dict[str, EngineTracker] = {}
         self.problems: dict[str, str] = {}
         self.consumers = 0
+        self.transfer: TransferView | None = None
         self._flush_seconds = flush_seconds
         self._now = now
         self._flush: asyncio.TimerHandle | None = None
@@ -42,6 +56,11 @@ class NodeState:
         """Stop publishing an engine rank: it is gone for good."""
         self.trackers.pop(engine, None)
         self.log.drop_engine(engine)
+        self.changed()
+
+    def refresh(self, engine: str) -> None:
+        """Publish an engine rank anew: how its KV can move has changed."""
+        self.log.refresh_info(engine)
         self.changed()
 
     def changed(self) -> None:

@@ -1,5 +1,7 @@
 """Settings of the agent; see docs/configuration.md for the generated table."""
 
+from ipaddress import ip_network
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
@@ -14,6 +16,17 @@ from nearkv.settings import (
     SettingsGroup,
     unique_ids,
 )
+
+
+def _check_network(text: str) -> str:
+    ip_network(text)  # raises ValueError with the reason
+    return text
+
+
+Network = Annotated[str, AfterValidator(_check_network)]
+"""A range of addresses, such as 10.0.0.0/16."""
+
+_ANY_HOST = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, not bound to)
 
 
 class ConfiguredEngine(SettingsGroup):
@@ -45,6 +58,11 @@ class ConfiguredEngine(SettingsGroup):
         None, gt=0, description="KV cache bytes per token, where the engine does not report bytes."
     )
     api_key: Secret | None = Field(None, description="Bearer token that the engine wants.")
+    transfer: Literal["agent", "nixl", "off"] = Field(
+        "agent",
+        description="How its KV moves: by this agent once the engine has registered, by vLLM's "
+        "NixlConnector, or not at all.",
+    )
 
     @field_validator("kv_replay", "topic")
     @classmethod
@@ -77,6 +95,115 @@ class StateSettings(SettingsGroup):
     max_consumers: int = Field(256, gt=0, description="Streams served at once.")
 
 
+class PeerTlsSettings(SettingsGroup):
+    """TLS between agents; the same certificate serves and asks."""
+
+    cert: Path = Field(description="Certificate chain (PEM), valid for the host of peer_url.")
+    key: Path = Field(description="Its private key (PEM).")
+    ca: Path | None = Field(
+        None,
+        description="CA of all agents (PEM): peers must show a certificate of it; default: the "
+        "system's CAs, and peers show none.",
+    )
+
+
+class PathPriorSettings(SettingsGroup):
+    """What moving KV is taken to cost before it was measured."""
+
+    same_node_setup_seconds: float = Field(0.001, ge=0, description="Set-up within a node.")
+    same_node_bytes_per_second: int = Field(
+        8_000_000_000, gt=0, description="Bandwidth within a node."
+    )
+    rdma_setup_seconds: float = Field(0.005, ge=0, description="Set-up between nodes by RDMA.")
+    rdma_bytes_per_second: int = Field(10_000_000_000, gt=0, description="Bandwidth of RDMA.")
+    tcp_setup_seconds: float = Field(0.005, ge=0, description="Set-up between nodes otherwise.")
+    tcp_bytes_per_second: int = Field(
+        1_000_000_000, gt=0, description="Bandwidth between nodes otherwise."
+    )
+
+
+class TransferSettings(SettingsGroup):
+    """Moving KV between engines, of this node and of others."""
+
+    socket_dir: Path | None = Field(
+        None,
+        description="Folder of the Unix socket agent.sock that engines register at, such as "
+        "/run/nearkv; default: transfer is off.",
+    )
+    allowed_uids: tuple[int, ...] = Field(
+        (), description="Users whose engines may register; empty means the agent's own and 0."
+    )
+    max_connections: int = Field(256, gt=0, description="Connections of engines at once.")
+    handshake_seconds: float = Field(
+        5.0, gt=0, description="Within which a new connection must have registered."
+    )
+    peer_listen: Address = Field(
+        Address("127.0.0.1", 9471), description="Address to serve other agents on."
+    )
+    peer_url: HttpUrl | None = Field(
+        None,
+        description="Base URL that other agents reach peer_listen at; default: that address.",
+    )
+    data_host: str | None = Field(
+        None,
+        description="Address that KV is served to other nodes on, by ports of its own; default: "
+        "the host of peer_listen. Others are told the host of peer_url.",
+    )
+    peer_token: Secret | None = Field(None, description="Bearer token that agents show each other.")
+    peer_tls: PeerTlsSettings | None = Field(
+        None, description="TLS between agents; without it they talk in the clear."
+    )
+    peer_networks: tuple[Network, ...] = Field(
+        (),
+        description="Networks of other agents, such as 10.0.0.0/16; others are not asked. Empty "
+        "allows any.",
+    )
+    paths: tuple[Literal["nixl", "ucx", "tcp"], ...] = Field(
+        ("nixl", "ucx", "tcp"),
+        description="Transports between nodes, best first; those that work on both are used.",
+    )
+    require_rdma: bool = Field(
+        False,  # noqa: FBT003 (a default)
+        description="Refuse to move KV between nodes without RDMA.",
+    )
+    report_non_rdma: bool = Field(
+        False,  # noqa: FBT003 (a default)
+        description="Call it a problem when KV comes from another node without RDMA.",
+    )
+    allow_cross_tenant: bool = Field(
+        False,  # noqa: FBT003 (a default)
+        description="Let engines of different tenants use each other's KV.",
+    )
+    lease_seconds: float = Field(
+        30.0, gt=0, description="Longest time of a lease without a word of its reader."
+    )
+    lease_wait_seconds: float = Field(
+        1.0, ge=0, description="How long a lookup waits for a lease that is on its way."
+    )
+    inflight_limit_bytes: int = Field(
+        1 << 30, gt=0, description="KV that may be on its way here from one node at once."
+    )
+    max_pulls: int = Field(32, gt=0, description="Pulls into one engine at once.")
+    priors: PathPriorSettings = Field(
+        PathPriorSettings(), description="Costs of paths before they are measured."
+    )
+
+    @field_validator("paths")
+    @classmethod
+    def _each_once(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(paths)) != len(paths):
+            raise ValueError("names a transport twice")
+        return paths
+
+    @field_validator("peer_url")
+    @classmethod
+    def _reachable(cls, value: str | None, info: ValidationInfo) -> str | None:
+        listen = info.data.get("peer_listen")
+        if value is None and listen is not None and listen.host in _ANY_HOST:
+            raise ValueError(f"is needed: other agents cannot reach {listen}")
+        return value
+
+
 class AgentSettings(ServiceSettings):
     """Watch the engines of one node, and serve what they hold and how they do."""
 
@@ -95,6 +222,7 @@ class AgentSettings(ServiceSettings):
         description="Keys the block keys, so that state does not betray prompts to a guesser; "
         "at most 64 bytes.",
     )
+    transfer: TransferSettings = Field(TransferSettings(), description="Moving KV between engines.")
     scrape: ScrapeSettings = Field(ScrapeSettings(), description="Scraping of engines.")
     state: StateSettings = Field(StateSettings(), description="The state kept and served.")
     freshness: FreshnessSettings = Field(

@@ -6,8 +6,10 @@ one whose cursor has fallen out of it gets a new snapshot, never a gap.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+import msgspec
 
 from nearkv.agent.block_table import BlockChanges
 from nearkv.block_keys import pack_keys
@@ -20,9 +22,18 @@ from nearkv.state.model import (
     EngineGauges,
     EngineInfo,
     Heartbeat,
+    PathReading,
     SnapshotBegin,
     SnapshotEnd,
+    TransferInfo,
 )
+
+TransferOf = Callable[[EngineInfo], TransferInfo | None]
+"""Says how an engine's KV can move; asked for each info that is published."""
+
+
+def no_transfer(_info: EngineInfo) -> None:
+    """Say that nothing moves, where transfer is off."""
 
 
 @dataclass(slots=True)
@@ -36,7 +47,13 @@ class StateLog:
     """Collects changes of all engines of a node and seals them into deltas."""
 
     def __init__(
-        self, *, boot: str, node: str, version: str, ring_limit_bytes: int = 32 << 20
+        self,
+        *,
+        boot: str,
+        node: str,
+        version: str,
+        ring_limit_bytes: int = 32 << 20,
+        transfer_of: TransferOf = no_transfer,
     ) -> None:
         self._boot = boot
         self._node = node
@@ -50,6 +67,9 @@ class StateLog:
         self._gauges: dict[str, EngineGauges] = {}
         self._pending: dict[str, _Pending] = {}
         self._gone: list[str] = []
+        self._paths: dict[tuple[str, str], PathReading] = {}
+        self._pending_paths: dict[tuple[str, str], PathReading] = {}
+        self._transfer_of = transfer_of
 
     @property
     def cursor(self) -> Cursor:
@@ -74,10 +94,16 @@ class StateLog:
     @property
     def has_pending(self) -> bool:
         """Tell whether :meth:`seal` would make a delta."""
-        return bool(self._pending or self._gone)
+        return bool(self._pending or self._gone or self._pending_paths)
+
+    @property
+    def paths(self) -> dict[tuple[str, str], PathReading]:
+        """The path costs published, by (source node, target node)."""
+        return self._paths
 
     def put_info(self, info: EngineInfo) -> None:
-        """Publish what an engine is, if that is news."""
+        """Publish what an engine is, and how its KV can move, if that is news."""
+        info = msgspec.structs.replace(info, transfer=self._transfer_of(info))
         known = self._infos.get(info.id)
         if known != info:
             if known is not None and known.incarnation != info.incarnation:
@@ -86,6 +112,23 @@ class StateLog:
                 self._of(info.id).gauges = None
             self._infos[info.id] = info
             self._of(info.id).info = info
+
+    def refresh_info(self, engine: str) -> None:
+        """Publish an engine anew after its transfer changed; unknown ones are passed over."""
+        info = self._infos.get(engine)
+        if info is not None:
+            self.put_info(info)
+
+    def put_path(self, reading: PathReading) -> None:
+        """Publish what moving KV between two nodes costs, if that is news."""
+        pair = (reading.source, reading.target)
+        if self._paths.get(pair) != reading:
+            self._paths[pair] = self._pending_paths[pair] = reading
+
+    def drop_path(self, source: str, target: str) -> None:
+        """Stop telling new consumers of a pair; those who know it keep what they know."""
+        self._paths.pop((source, target), None)
+        self._pending_paths.pop((source, target), None)
 
     def put_gauges(self, gauges: EngineGauges) -> None:
         """Publish a reading; one equal to the last but for its age makes no delta."""
@@ -112,6 +155,7 @@ class StateLog:
         """Turn what was collected into one encoded delta; ``None`` when nothing was."""
         delta = self._delta()
         self._pending = {}
+        self._pending_paths = {}
         self._gone = []
         if delta is None:
             return None
@@ -149,6 +193,7 @@ class StateLog:
                 version=self._version,
                 engines=tuple(self._infos.values()),
                 gauges=tuple(self._gauges.values()),
+                paths=tuple(self._paths.values()),
             )
         )
         for engine, tier, keys in blocks:
@@ -173,7 +218,7 @@ class StateLog:
             if pending.blocks
             for change in _block_changes(engine, pending.blocks)
         ]
-        if not (infos or gauges or blocks or self._gone):
+        if not (infos or gauges or blocks or self._gone or self._pending_paths):
             return None
         return Delta(
             cursor=Cursor(self._boot, self._epoch, self._seq + 1),
@@ -181,6 +226,7 @@ class StateLog:
             engines=tuple(infos),
             blocks=tuple(blocks),
             gauges=tuple(gauges),
+            paths=tuple(self._pending_paths.values()),
         )
 
 

@@ -25,6 +25,7 @@ def describe_node(
         "uptime_seconds": round(state.now() - started_at, 3),
         "consumers": state.consumers,
         "engines": engines,
+        "transfer": None if state.transfer is None else state.transfer.describe(),
         "problems": _list_problems(state),
     }
 
@@ -81,4 +82,4 @@ def _list_problems(state: NodeState) -> list[str]:
             )
         elif info.events is EventsState.PARTIAL:
             problems.append(f"{engine}: some KV events were missed; its cache is seen in part")
-    return problems
+    return problems + ([] if state.transfer is None else state.transfer.problems())

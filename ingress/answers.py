@@ -6,6 +6,7 @@ from aiohttp import web
 from nearkv.ingress.errors import IngressError, NoRoomError, RequestError
 
 ENGINE_HEADER = "x-nearkv-engine"
+PREFILL_ENGINE_HEADER = "x-nearkv-prefill-engine"
 REASON_HEADER = "x-nearkv-reason"
 PREDICTED_HEADER = "x-nearkv-predicted-cached-tokens"
 REQUEST_ID_HEADER = "X-Request-Id"

@@ -9,25 +9,28 @@ from typing import Any
 import aiohttp
 import structlog
 from aiohttp import web
+from pydantic import SecretStr
 
 from nearkv.health import Readiness, add_health_routes, create_registry
 from nearkv.ingress.api import OwnApi
-from nearkv.ingress.candidates import CandidateBuilder
 from nearkv.ingress.fleet import Fleet
 from nearkv.ingress.following import AgentFollower, FollowLimits
 from nearkv.ingress.forwarding import Forwarder
 from nearkv.ingress.generating import GenerateHandler
 from nearkv.ingress.hints import PrefixHints
 from nearkv.ingress.knowledge import Knowledge
+from nearkv.ingress.lease_releasing import LeaseReleaser
 from nearkv.ingress.ledger import Ledger
 from nearkv.ingress.metrics import FleetCollector, IngressMetrics
 from nearkv.ingress.parity import ParityCheck
+from nearkv.ingress.parity_watch import ParityWatch
 from nearkv.ingress.prefix_index import PrefixIndex
 from nearkv.ingress.settings import IngressSettings
 from nearkv.ingress.suspects import Suspects
 from nearkv.ingress.tokens.engine_tokenizer import EngineTokenizer
 from nearkv.ingress.tokens.local_tokenizer import LocalTokenizer
 from nearkv.ingress.tokens.service import TokenService
+from nearkv.ingress.two_legs import TwoLegs
 from nearkv.serving import InFlight, guard_with_token
 from nearkv.settings import secret_bytes
 from nearkv.supervising import supervised
@@ -60,28 +63,44 @@ async def build_app(settings: IngressSettings) -> web.Application:
     metrics = IngressMetrics(registry)
     registry.register(FleetCollector(knowledge.fleet, knowledge.ledger))
     readiness = Readiness(_CHECK_SYNC)
-    limits = settings.freshness.limits
-    generate = GenerateHandler(
-        settings,
-        knowledge,
-        Forwarder(session, settings.deadlines),
-        metrics,
-        candidates=CandidateBuilder(knowledge.ledger, knowledge.parity, knowledge.suspects, limits),
+    forwarder = Forwarder(session, settings.deadlines)
+    releaser = LeaseReleaser(
+        session,
+        token=_reveal(settings.agent_token),
+        deadline_seconds=settings.pd.release_seconds,
+        count=metrics.pd.releases.add,
+    )
+    two_legs = TwoLegs(
+        forwarder=forwarder,
+        knowledge=knowledge,
+        metrics=metrics,
+        parity=ParityWatch(knowledge.parity, metrics),
+        releaser=releaser,
+        prefill_seconds=settings.pd.prefill_seconds,
         now=time.monotonic,
+    )
+    generate = GenerateHandler(
+        settings, knowledge, forwarder, metrics, two_legs=two_legs, now=time.monotonic
     )
     app = web.Application(client_max_size=settings.limits.max_body_bytes)
     app[READINESS] = readiness
     app[KNOWLEDGE] = knowledge
     add_health_routes(app, readiness, registry=registry)
     own = OwnApi(settings, knowledge, readiness, now=time.monotonic)
+    _add_routes(app, own, generate, settings.admin_token)
+    app.cleanup_ctx.append(_background(settings, knowledge, metrics, readiness, session, releaser))
+    return app
+
+
+def _add_routes(
+    app: web.Application, own: OwnApi, generate: GenerateHandler, token: SecretStr | None
+) -> None:
     app.router.add_get("/v1/models", own.models)
     for path, handler in (("/v1/status", own.status), ("/v1/prefixes", own.prefixes)):
-        app.router.add_get(path, guard_with_token(handler, settings.admin_token))
+        app.router.add_get(path, guard_with_token(handler, token))
     for path in _USUAL_PATHS:  # found by name, without going through patterns
         app.router.add_post(path, generate.handle)
     app.router.add_route("*", "/v1/{tail:.*}", generate.handle)
-    app.cleanup_ctx.append(_background(settings, knowledge, metrics, readiness, session))
-    return app
 
 
 def _open_session(settings: IngressSettings) -> aiohttp.ClientSession:
@@ -110,12 +129,11 @@ def _gather_knowledge(
     fleet = Fleet(PrefixIndex(limit_bytes=settings.limits.index_bytes))
     for engine in settings.engines:
         fleet.add_static_engine(engine.id, engine.url.rstrip("/"))
-    api_key = settings.engine_api_key
     tokens = TokenService(
         EngineTokenizer(
             session,
             timeout_seconds=settings.deadlines.tokenize_seconds,
-            api_key=api_key.get_secret_value() if api_key else None,
+            api_key=_reveal(settings.engine_api_key),
         ),
         local,
         order=settings.tokenization.order,
@@ -139,9 +157,10 @@ def _background(
     metrics: IngressMetrics,
     readiness: Readiness,
     session: aiohttp.ClientSession,
+    releaser: LeaseReleaser,
 ) -> Any:  # noqa: ANN401 (aiohttp's cleanup context type is private)
     async def run(_app: web.Application) -> AsyncIterator[None]:
-        token = settings.agent_token.get_secret_value() if settings.agent_token else None
+        token = _reveal(settings.agent_token)
         followers = [
             AgentFollower(
                 url,
@@ -164,10 +183,15 @@ def _background(
         ]
         async with supervised(jobs, readiness, check="background"):
             yield
+        await releaser.close()
         knowledge.tokens.close()
         await session.close()
 
     return run
+
+
+def _reveal(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
 
 
 async def _keep_house(knowledge: Knowledge) -> None:

@@ -7,8 +7,27 @@ import msgspec
 from nearkv.ingress.routing import Candidate, Decision
 
 
-class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision with its inputs; ``candidates`` are as the policy saw them."""
+class SplitRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a request was split, why, and what either way was predicted to cost.
+
+    ``outcome`` is ``pd``, ``pull`` or ``local``. ``local_engine`` is the engine that would
+    serve it alone; costs in seconds, ``None`` where they were not looked at.
+    """
+
+    outcome: str
+    why: str
+    local_engine: str | None = None
+    local_seconds: float | None = None
+    pair_seconds: float | None = None
+    prefill_engine: str | None = None
+    decode_engine: str | None = None
+
+
+class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One decision with its inputs; ``candidates`` are as the policy saw them.
+
+    ``split`` is there only where the request could have been split.
+    """
 
     request_id: str
     path: str
@@ -22,6 +41,7 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     predicted_cached_tokens: int
     tokens_from: str
     candidates: Sequence[Candidate]
+    split: SplitRecord | None = None
 
 
 def predicted_tokens(candidates: Sequence[Candidate], decision: Decision) -> int:

@@ -8,7 +8,8 @@ A new snapshot is built beside the old state in slots of its own and takes over 
 at its end, so that there is neither a gap nor a ghost.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nearkv.block_keys import unpack_keys
@@ -24,6 +25,7 @@ from nearkv.state.model import (
     EngineState,
     Frame,
     Heartbeat,
+    PathReading,
     SnapshotBegin,
     SnapshotEnd,
 )
@@ -62,6 +64,23 @@ class AgentView:
     heard_at: float | None = None
     error: str | None = None
     staging: dict[str, EngineView] | None = None
+    paths: dict[tuple[str, str], PathReading] = field(default_factory=dict)
+    staged_paths: dict[tuple[str, str], PathReading] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTraits:
+    """What routing has to look at beyond the ordinary for one model.
+
+    ``movers`` are the engines whose KV another one of them can use, by equal mode and compat.
+    """
+
+    movers: tuple[EngineView, ...] = ()
+    has_roles: bool = False
+
+
+ORDINARY = ModelTraits()
+"""The traits of most models: no KV can move, every engine does all the work."""
 
 
 class Fleet:
@@ -73,6 +92,7 @@ class Fleet:
         self.engines: dict[str, EngineView] = {}
         self._engine_of_slot: dict[int, str] = {}
         self._serving: dict[str, list[EngineView]] | None = None
+        self._traits: dict[str | None, ModelTraits] = {}
 
     def add_agent(self, url: str) -> AgentView:
         """Start knowing an agent."""
@@ -82,16 +102,55 @@ class Fleet:
         """Know an engine from the configuration: a fallback until an agent speaks of its URL."""
         info = EngineInfo(id=engine, incarnation="", url=url, state=EngineState.READY)
         self.engines[engine] = EngineView(info, agent="")
-        self._serving = None
+        self._forget_models()
 
     def serving(self, model: str) -> list[EngineView]:
         """Return the engines that answer to a model or adapter name.
 
         An engine of which only the address is known may serve any model.
         """
+        served = self._models()
+        return served.get(model) or served.get(_ANY_MODEL, [])
+
+    def traits(self, model: str | None) -> ModelTraits:
+        """Return what is out of the ordinary about a model; ``None`` means any.
+
+        Looked at once after each change of the fleet, so that ordinary requests pay next
+        to nothing.
+        """
+        traits = self._traits
+        if not traits:
+            traits[None] = traits_of(self.engines.values())
+            traits |= {name: traits_of(views) for name, views in self._models().items()}
+        found = traits.get(model)
+        return traits.get(_ANY_MODEL, ORDINARY) if found is None else found
+
+    @property
+    def models(self) -> Mapping[str, Sequence[EngineView]]:
+        """The engines by each name that they answer to."""
+        return self._models()
+
+    def path_between(self, source: EngineView, target: EngineView) -> PathReading | None:
+        """Return what moving KV between two engines' nodes costs, as an agent measured it.
+
+        The target's agent, which pulls, knows best.
+        """
+        key = (source.info.node, target.info.node)
+        for url in (target.agent, source.agent):
+            agent = self.agents.get(url)
+            reading = None if agent is None else agent.paths.get(key)
+            if reading is not None:
+                return reading
+        return None
+
+    def _models(self) -> dict[str, list[EngineView]]:
         if self._serving is None:
             self._serving = models_served(self.engines.values())
-        return self._serving.get(model) or self._serving.get(_ANY_MODEL, [])
+        return self._serving
+
+    def _forget_models(self) -> None:
+        self._serving = None
+        self._traits.clear()
 
     def match(self, keys: Sequence[int]) -> dict[str, int]:
         """Return how many leading blocks of ``keys`` each engine holds."""
@@ -129,6 +188,7 @@ class Fleet:
     def _begin_snapshot(self, agent: AgentView, frame: SnapshotBegin, now: float) -> None:
         self._drop_staging(agent)
         agent.node = frame.node
+        agent.staged_paths = _paths(frame.paths)
         gauges = {reading.id: reading for reading in frame.gauges}
         agent.staging = {}
         for info in frame.engines:
@@ -158,6 +218,7 @@ class Fleet:
             self._drop_engine(engine)
         for view in staged.values():
             self._install(view)
+        agent.paths, agent.staged_paths = agent.staged_paths, {}
         agent.cursor = frame.cursor
         agent.synced = True
         agent.connected = True
@@ -183,6 +244,8 @@ class Fleet:
             if view is not None and view.agent == agent.url:
                 view.gauges = reading
                 view.gauges_at = now - reading.age_seconds
+        if frame.paths:
+            agent.paths |= _paths(frame.paths)
         agent.cursor = frame.cursor
         agent.connected = True
 
@@ -206,7 +269,7 @@ class Fleet:
             view.gauges = None
             view.gauges_at = None
         view.info = info
-        self._serving = None
+        self._forget_models()
 
     def _install(self, view: EngineView) -> None:
         """Put a view in place of whatever held its id, or its URL without an agent."""
@@ -216,7 +279,7 @@ class Fleet:
         ]:
             self._drop_engine(engine)
         self.engines[view.info.id] = view
-        self._serving = None
+        self._forget_models()
         slots = view.slots
         view.slots = {}
         for tier, slot in slots.items():
@@ -228,7 +291,7 @@ class Fleet:
             return
         self._close_slots(view)
         del self.engines[engine]
-        self._serving = None
+        self._forget_models()
 
     def _drop_staging(self, agent: AgentView) -> None:
         for view in (agent.staging or {}).values():
@@ -277,6 +340,34 @@ def _keys(packed: bytes) -> tuple[int, ...]:
         return unpack_keys(packed)
     except ValueError as error:
         raise StreamProtocolError(str(error)) from error
+
+
+def _paths(readings: Iterable[PathReading]) -> dict[tuple[str, str], PathReading]:
+    """Return the readings by (source, target), without those that cannot be."""
+    return {
+        (reading.source, reading.target): reading
+        for reading in readings
+        if 0 <= reading.setup_seconds < math.inf and 0 < reading.bytes_per_second < math.inf
+    }
+
+
+def compat_of(view: EngineView) -> tuple[str, str] | None:
+    """Return what two engines must have in common for one to use the other's KV."""
+    transfer = view.info.transfer
+    return None if transfer is None else (transfer.mode, transfer.compat)
+
+
+def traits_of(views: Iterable[EngineView]) -> ModelTraits:
+    """Return what is out of the ordinary about engines that serve one model."""
+    views = list(views)
+    by_compat: dict[tuple[str, str], list[EngineView]] = {}
+    for view in views:
+        compat = compat_of(view)
+        if compat is not None:
+            by_compat.setdefault(compat, []).append(view)
+    movers = tuple(v for group in by_compat.values() if len(group) > 1 for v in group)
+    has_roles = any(view.info.role != "both" for view in views)
+    return ModelTraits(movers, has_roles) if movers or has_roles else ORDINARY
 
 
 def models_served(views: Iterable[EngineView]) -> dict[str, list[EngineView]]:

@@ -16,6 +16,7 @@ from aiohttp import hdrs, web
 from multidict import CIMultiDict
 from yarl import URL
 
+from nearkv.bounded_reading import read_at_most
 from nearkv.ingress.answers import error_event, is_event_stream
 from nearkv.ingress.errors import EngineFailedError, EngineTimeoutError
 from nearkv.ingress.settings import DeadlineSettings
@@ -71,6 +72,14 @@ class Opened:
     whole: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An engine's whole answer to a request of our own."""
+
+    status: int
+    body: bytes
+
+
 @dataclass(slots=True)
 class Outcome:
     """How a forwarded answer ended; ``reported_cached_tokens`` is the engine's own count.
@@ -112,10 +121,7 @@ class Forwarder:
         took the request and kept silent (trying again would double the work).
         """
         headers = forwarded_headers(request.headers.items(), request_id, target.dp_rank)
-        path = request.raw_path
-        if not path.startswith("/"):  # absolute-form (RFC 9112, 3.2.2), which names a host
-            path = str(request.rel_url)
-        url = self._url_of(target.url, path)
+        url = self._url_of(target.url, _path_of(request))
         seconds = self._deadlines.first_byte_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -134,6 +140,41 @@ class Forwarder:
         if opened.response.status in _RETRYABLE_STATUSES:
             raise RetryableFailureError(f"status {opened.response.status}", opened)
         return opened
+
+    async def ask(
+        self,
+        request: web.Request,
+        body: bytes,
+        *,
+        target: Target,
+        request_id: str,
+        deadline_seconds: float,
+        limit_bytes: int,
+    ) -> Asked:
+        """Send a request for ourselves and return its whole answer, if that is in time.
+
+        The answer comes plain: the client's wish for a coding is not passed on. The
+        connection is closed however this ends early, which has the engine drop the request.
+        Raises ``TimeoutError``, ``aiohttp.ClientError`` (``AnswerTooLargeError`` among them)
+        and ``OSError``.
+        """
+        headers = forwarded_headers(request.headers.items(), request_id, target.dp_rank)
+        headers.popall(hdrs.ACCEPT_ENCODING, None)
+        url = self._url_of(target.url, _path_of(request))
+        async with asyncio.timeout(deadline_seconds):
+            response = await self._session.request(
+                hdrs.METH_POST,
+                url,
+                data=body,
+                headers=headers,
+                timeout=self._timeout,
+                allow_redirects=False,
+            )
+            try:
+                return Asked(response.status, await read_at_most(response, limit_bytes))
+            finally:
+                # A connection that was read to its end is already back in the pool.
+                response.close()
 
     def _url_of(self, base: str, path: str) -> URL:
         """Return an engine's URL for a request's path, parsed once."""
@@ -264,6 +305,13 @@ def _cause(error: Exception, outcome: Outcome) -> str:
     if not isinstance(error, TimeoutError):
         return "engine_died"
     return "client_stalled" if outcome.writing else "engine_timeout"
+
+
+def _path_of(request: web.Request) -> str:
+    path = request.raw_path
+    if not path.startswith("/"):  # absolute-form (RFC 9112, 3.2.2), which names a host
+        return str(request.rel_url)
+    return path
 
 
 def forwarded_headers(

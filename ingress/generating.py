@@ -11,6 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import structlog
 from aiohttp import web
@@ -18,6 +19,7 @@ from aiohttp import web
 from nearkv.ingress.answers import (
     ENGINE_HEADER,
     PREDICTED_HEADER,
+    PREFILL_ENGINE_HEADER,
     REASON_HEADER,
     REQUEST_ID_HEADER,
     error_response,
@@ -41,6 +43,8 @@ from nearkv.ingress.hints import PrefixHint
 from nearkv.ingress.keying import Job, KeyFinder
 from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.metrics import IngressMetrics
+from nearkv.ingress.parity_watch import ParityWatch
+from nearkv.ingress.planning import Plan, Planner
 from nearkv.ingress.requests import (
     GenerateRequest,
     PromptKind,
@@ -48,15 +52,31 @@ from nearkv.ingress.requests import (
     parse_completion,
     parse_other,
 )
-from nearkv.ingress.routing import Decision, Gate, decide
+from nearkv.ingress.routing import Gate
 from nearkv.ingress.settings import IngressSettings
-from nearkv.state.model import EventsState
+from nearkv.ingress.two_legs import PrefillFailedError, TwoLegs
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _HINT_HEADERS = ("X-Prompt-Hash", "X-Session-ID")
 _MAX_HINT_LENGTH = 256
+_NO_KV = "no_kv"
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """Who answers a request, and why.
+
+    ``predicted`` are the tokens that the engine has cached when it begins, ``reused`` those
+    that nobody computes for this request; they differ where KV was pulled.
+    """
+
+    view: EngineView
+    reason: str
+    predicted: int
+    reused: int
+    prefill_engine: str = ""
 
 
 class GenerateHandler:
@@ -69,19 +89,28 @@ class GenerateHandler:
         forwarder: Forwarder,
         metrics: IngressMetrics,
         *,
-        candidates: CandidateBuilder,
+        two_legs: TwoLegs,
         now: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._know = knowledge
         self._forwarder = forwarder
         self._metrics = metrics
-        self._candidates = candidates
+        self._candidates = CandidateBuilder(
+            knowledge.ledger, knowledge.parity, knowledge.suspects, settings.freshness.limits
+        )
         self._log = log.bind()  # a bound logger skips the module's lazy proxy at each event
         self._keys = KeyFinder(knowledge, metrics, settings.policy, now)
         self._in_flight = knowledge.in_flight
         self._now = now
-        self._gate = Gate(settings.gate.min_free_bytes, settings.gate.min_free_ratio)
+        self._two_legs = two_legs
+        self._parity = ParityWatch(knowledge.parity, metrics)
+        self._planner = Planner(
+            settings.pd,
+            knowledge,
+            policy=settings.policy,
+            gate=Gate(settings.gate.min_free_bytes, settings.gate.min_free_ratio),
+        )
         self._turn = 0
         self._request_prefix = secrets.token_hex(5)
         self._request_numbers = itertools.count(1)
@@ -188,11 +217,16 @@ class GenerateHandler:
     # -- Deciding and forwarding -------------------------------------------------------
 
     async def _serve(self, job: Job) -> web.StreamResponse:
-        """Decide and forward, once more on another engine after a failure."""
+        """Decide and forward, once more on another engine after a failure.
+
+        Prefill legs that fail are no attempts of this kind: nothing went to the engine that
+        answers. They are bounded by ``job.pairs_left``.
+        """
         failure: RetryableFailureError | None = None
-        for attempt in range(self._settings.retries + 1):
+        attempt = 0
+        while attempt <= self._settings.retries:
             try:
-                decision, view, predicted = self._decide(job, attempt)
+                plan, view, predicted = self._decide(job, attempt)
             except NoRoomError:
                 if failure is None:
                     raise
@@ -203,20 +237,29 @@ class GenerateHandler:
                 self._metrics.retries.add()
                 _discard(failure)
             try:
-                return await self._dispatch(job, decision, view, predicted)
+                return await self._dispatch(job, plan, view, predicted)
+            except PrefillFailedError as error:
+                self._note_failed_prefill(job, error)
             except RetryableFailureError as error:
                 failure = error
-                job.tried.add(view.info.id)
-                self._know.suspects.failed(view.info.id, view.info.incarnation, self._now())
-                log.warning(
-                    "engine_failed",
-                    request_id=job.request_id,
-                    engine=view.info.id,
-                    error=str(error),
-                )
+                attempt += 1
+                self._note_failed(job, view, error)
         return await self._give_up(job, failure)
 
-    def _decide(self, job: Job, attempt: int) -> tuple[Decision, EngineView | None, int]:
+    def _note_failed(self, job: Job, view: EngineView, error: RetryableFailureError) -> None:
+        info = view.info
+        job.tried.add(info.id)
+        self._know.suspects.failed(info.id, info.incarnation, self._now())
+        log.warning("engine_failed", request_id=job.request_id, engine=info.id, error=str(error))
+
+    def _note_failed_prefill(self, job: Job, error: PrefillFailedError) -> None:
+        job.failed_sources.add(error.source)
+        job.pairs_left = job.pairs_left - 1 if error.may_pair_again else 0
+        log.warning(
+            "prefill_failed", request_id=job.request_id, engine=error.source, error=str(error)
+        )
+
+    def _decide(self, job: Job, attempt: int) -> tuple[Plan, EngineView | None, int]:
         prompt = job.prompt
         keys: Sequence[int] = ()
         if prompt is not None:
@@ -228,9 +271,8 @@ class GenerateHandler:
         candidates = self._candidates.build(
             job.views, PromptView(token_count, depths, job.hint, job.tried), self._now()
         )
-        decision = decide(
-            self._settings.policy, candidates, turn=self._next_turn(), gate=self._gate
-        )
+        plan = self._planner.plan(job, candidates, turn=self._next_turn(), may_split=attempt == 0)
+        decision = plan.decision
         predicted = predicted_tokens(candidates, decision)
         record = DecisionRecord(
             request_id=job.request_id,
@@ -242,57 +284,80 @@ class GenerateHandler:
             rung=decision.rung.value,
             attempt=attempt,
             prompt_tokens=prompt.token_count if prompt is not None else None,
-            predicted_cached_tokens=predicted,
+            predicted_cached_tokens=plan.split.target_tokens if plan.split else predicted,
             tokens_from=prompt.source if prompt is not None else "none",
             candidates=candidates,
+            split=plan.record,
         )
         self._log.info("decision", decision=record)
         self._metrics.decisions.add(record.policy, record.reason, record.rung)
+        if plan.record is not None:
+            self._metrics.pd.decisions.add(plan.record.outcome, plan.record.why)
         if decision.reason == "no_kv_room":
             raise NoRoomError(
                 "every engine is below its free KV cache threshold; try again, or scale up",
                 retry_after_seconds=self._settings.gate.retry_after_seconds,
             )
         view = next((v for v in job.views if v.info.id == decision.engine), None)
-        return decision, view, predicted
+        return plan, view, predicted
 
     def _next_turn(self) -> int:
         self._turn += 1
         return self._turn
 
     async def _dispatch(
-        self, job: Job, decision: Decision, view: EngineView, predicted: int
+        self, job: Job, plan: Plan, view: EngineView, predicted: int
     ) -> web.StreamResponse:
         info = view.info
         tokens = job.prompt.token_count if job.prompt is not None else 0
         entry = self._know.ledger.open(info.id, info.incarnation, tokens)
         self._metrics.routing_seconds.observe(time.perf_counter() - job.arrived_at)
         try:
-            target = Target(info.id, info.url, info.dp_rank)
-            opened = await self._forwarder.open(job.web_request, job.body, target, job.request_id)
+            opened, serving = await self._open(job, plan, view, predicted)
             self._know.suspects.succeeded(info.id, info.incarnation)
-            self._learn(job, view, predicted)
-            return await self._relay(job, decision, view, opened, predicted)
+            self._learn(job, serving)
+            return await self._relay(job, serving, opened)
         finally:
             self._know.ledger.close(entry)
 
-    async def _relay(
-        self,
-        job: Job,
-        decision: Decision,
-        view: EngineView,
-        opened: Opened,
-        predicted: int,
-    ) -> web.StreamResponse:
+    async def _open(
+        self, job: Job, plan: Plan, view: EngineView, predicted: int
+    ) -> tuple[Opened, _Serving]:
+        """Open an engine's answer, by way of a prefill engine where the plan says so."""
+        split = plan.split
+        if split is not None:
+            legs = await self._two_legs.open(job, split)
+            if not legs.has_kv:
+                return legs.opened, _Serving(view, _NO_KV, predicted, predicted)
+            return legs.opened, _Serving(
+                view,
+                plan.decision.reason,
+                split.target_tokens,
+                split.reused_tokens,
+                prefill_engine=split.source.info.id,
+            )
+        info = view.info
+        serving = _Serving(view, plan.decision.reason, predicted, predicted)
+        target = Target(info.id, info.url, info.dp_rank)
+        if not plan.computing_tokens:
+            opened = await self._forwarder.open(job.web_request, job.body, target, job.request_id)
+            return opened, serving
+        with self._know.computing.counting(info.id, info.incarnation, plan.computing_tokens):
+            opened = await self._forwarder.open(job.web_request, job.body, target, job.request_id)
+        return opened, serving
+
+    async def _relay(self, job: Job, serving: _Serving, opened: Opened) -> web.StreamResponse:
         headers = {
-            ENGINE_HEADER: view.info.id,
-            REASON_HEADER: decision.reason,
+            ENGINE_HEADER: serving.view.info.id,
+            REASON_HEADER: serving.reason,
             REQUEST_ID_HEADER: job.request_id,
         }
         if job.prompt is not None:
-            headers[PREDICTED_HEADER] = str(predicted)
+            headers[PREDICTED_HEADER] = str(serving.predicted)
+        if serving.prefill_engine:
+            headers[PREFILL_ENGINE_HEADER] = serving.prefill_engine
         outcome = Outcome()
-        first_byte = self._metrics.first_byte(decision.reason)
+        first_byte = self._metrics.first_byte(serving.reason)
         try:
             answer = await self._forwarder.relay(
                 job.web_request,
@@ -305,10 +370,16 @@ class GenerateHandler:
             outcome.error = "client_gone"
             raise
         finally:
-            self._metrics.requests.add(decision.reason, str(opened.response.status))
+            self._metrics.requests.add(serving.reason, str(opened.response.status))
             if outcome.error is not None:
-                self._note_broken(job, view, outcome.error)
-        self._check_parity(job, view, predicted, outcome)
+                self._note_broken(job, serving.view, outcome.error)
+        if job.prompt is not None and not serving.prefill_engine:
+            # KV that was pulled counts as cached too, which says nothing about our view.
+            self._parity.compare(
+                serving.view.info,
+                predicted=serving.predicted,
+                reported=outcome.reported_cached_tokens,
+            )
         return answer
 
     def _note_broken(self, job: Job, view: EngineView, cause: str) -> None:
@@ -333,30 +404,18 @@ class GenerateHandler:
 
     # -- Learning ----------------------------------------------------------------------
 
-    def _learn(self, job: Job, view: EngineView, predicted: int) -> None:
+    def _learn(self, job: Job, serving: _Serving) -> None:
         if job.prompt is not None:
             self._metrics.prompt_tokens.add(by=job.prompt.token_count)
-            self._metrics.predicted_tokens.add(by=predicted)
+            self._metrics.predicted_tokens.add(by=serving.reused)
             self._know.totals.prompt_tokens += job.prompt.token_count
-            self._know.totals.predicted_tokens += predicted
+            self._know.totals.predicted_tokens += serving.reused
         keys = job.prompt.keys if job.prompt is not None else ()
         if not keys and job.hint is not None:
             keys = job.hint.keys  # what was learnt before is better than nothing
+        info = serving.view.info
         for prefix_id in job.prefix_ids:
-            self._know.hints.learn(prefix_id, PrefixHint(keys, view.info.id, view.info.incarnation))
-
-    def _check_parity(self, job: Job, view: EngineView, predicted: int, outcome: Outcome) -> None:
-        reported = outcome.reported_cached_tokens
-        if reported is None or job.prompt is None or view.info.events is EventsState.OFF:
-            return
-        self._metrics.parity.add("equal" if reported == predicted else "different")
-        info = view.info
-        changed = self._know.parity.observe(
-            info.id, info.incarnation, predicted=predicted, reported=reported
-        )
-        if changed:
-            mode = self._know.parity.mode(info.id, info.incarnation)
-            log.warning("parity_mode_changed", engine=info.id, mode=mode.value)
+            self._know.hints.learn(prefix_id, PrefixHint(keys, info.id, info.incarnation))
 
 
 _HINTED_TOKENS = 1 << 31

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import structlog
 from aiohttp import web
 
@@ -27,7 +28,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Job:
-    """One request on its way: what came in, and what was found out so far."""
+    """One request on its way: what came in, and what was found out so far.
+
+    ``fields`` are the body's, read only where the request may be split; ``pairs_left`` and
+    ``failed_sources`` say what became of earlier pairs.
+    """
 
     web_request: web.Request
     path: str
@@ -40,6 +45,9 @@ class Job:
     prefix_ids: tuple[str, ...] = ()
     hint: PrefixHint | None = None
     tried: set[str] = field(default_factory=set)
+    fields: dict[str, msgspec.Raw] | None = None
+    pairs_left: int = 2
+    failed_sources: set[str] = field(default_factory=set)
 
 
 class KeyFinder:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from nearkv.block_keys import KeyNamespace, root_key
 from nearkv.ingress.fleet import Fleet
 from nearkv.ingress.hints import PrefixHints
-from nearkv.ingress.ledger import Ledger
+from nearkv.ingress.ledger import Ledger, TokenTally
 from nearkv.ingress.parity import ParityCheck
 from nearkv.ingress.suspects import Suspects
 from nearkv.ingress.tokens.service import TokenService
@@ -23,7 +23,12 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """Collaborators that requests share."""
+    """Collaborators that requests share.
+
+    ``computing`` counts prompt tokens sent to be computed and not answered yet, ``staged``
+    the KV promised to pairs whose decode engine has not answered yet; both only where the
+    KV of a model's engines can move.
+    """
 
     fleet: Fleet
     tokens: TokenService
@@ -34,6 +39,8 @@ class Knowledge:
     in_flight: InFlight
     secret: bytes = b""
     totals: Totals = field(default_factory=Totals)
+    computing: TokenTally = field(default_factory=TokenTally)
+    staged: TokenTally = field(default_factory=TokenTally)
 
     def key_mismatches(self) -> list[str]:
         """Return the engines whose block keys are made with another cluster secret than ours."""

@@ -4,6 +4,9 @@ Counted before dispatch, so that a burst spreads before any scrape can show it, 
 the engine's incarnation: when an engine is replaced, what was in flight there is gone.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import msgspec
 
 
@@ -54,3 +57,28 @@ class Ledger:
     def total_requests(self) -> int:
         """Requests in flight everywhere."""
         return sum(held.requests for held in self._of.values())
+
+
+class TokenTally:
+    """Counts tokens by engine and incarnation, for work of one kind that comes and goes."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[str, str], int] = {}
+
+    def at(self, engine: str, incarnation: str) -> int:
+        """Return the tokens counted at an engine's present incarnation."""
+        return self._of.get((engine, incarnation), 0)
+
+    @contextmanager
+    def counting(self, engine: str, incarnation: str, tokens: int) -> Iterator[None]:
+        """Count tokens for as long as the block lasts."""
+        key = (engine, incarnation)
+        self._of[key] = self._of.get(key, 0) + tokens
+        try:
+            yield
+        finally:
+            left = self._of[key] - tokens
+            if left:
+                self._of[key] = left
+            else:
+                del self._of[key]

@@ -41,6 +41,36 @@ class Tally(Collector):
         yield family
 
 
+class PdMetrics:
+    """Series about requests that two engines serve."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.decisions = Tally(
+            "nearkv_ingress_pd_decisions",
+            "Plans for models whose KV can move, by outcome (pd, pull, local) and why.",
+            ("outcome", "why"),
+            registry,
+        )
+        self.legs = Tally(
+            "nearkv_ingress_pd_legs",
+            "Requests sent for split requests: prefill and decode legs, by how they ended.",
+            ("leg", "outcome"),
+            registry,
+        )
+        self.releases = Tally(
+            "nearkv_ingress_pd_releases",
+            "Leases given back because the decode engine did not get to answer.",
+            ("outcome",),
+            registry,
+        )
+        self.prefill_seconds = Histogram(
+            "nearkv_ingress_pd_prefill_seconds",
+            "From the prefill leg's dispatch to its answer.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+
+
 class IngressMetrics:
     """Counters and histograms, on a registry of their own."""
 
@@ -94,6 +124,8 @@ class IngressMetrics:
             "Responses whose reported cached tokens were compared with the prediction.",
             "outcome",
         )
+
+        self.pd = PdMetrics(registry)
 
     def first_byte(self, reason: str) -> Histogram:
         """Return the histogram of first bytes for a routing reason."""

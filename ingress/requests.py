@@ -25,6 +25,9 @@ _IRRELEVANT_TO_TOKENS = frozenset(
 )  # fmt: skip
 """Fields that change nothing about the prompt's tokens. An unknown field may, so it counts."""
 
+_IRRELEVANT_TO_CHATS = _IRRELEVANT_TO_TOKENS - {"response_format"}
+"""Chat templates may read ``response_format`` (vLLM 0.32 hands it to them)."""
+
 _PLAIN_PROMPT_FIELDS = frozenset({"model", "prompt"})
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
@@ -169,7 +172,9 @@ def _digest(body: bytes, kind: PromptKind) -> tuple[bytes, bool]:
     Names are quoted by their length, so that no name can pass for other fields.
     """
     fields = _decode(_fields, body)
-    relevant = sorted(fields.keys() - _IRRELEVANT_TO_TOKENS)
+    is_chat = kind is PromptKind.CHAT
+    irrelevant = _IRRELEVANT_TO_CHATS if is_chat else _IRRELEVANT_TO_TOKENS
+    relevant = sorted(fields.keys() - irrelevant)
     plain = _PLAIN_PROMPT_FIELDS.issuperset(relevant)
     parts = [kind.value.encode()]
     for name in relevant:

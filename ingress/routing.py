@@ -18,6 +18,7 @@ from nearkv.freshness import Freshness
 _by_name = attrgetter("engine")
 _FREE_STEPS = 1000
 """Free shares are compared in thousandths: below that, load decides."""
+_ROLES_BY_RANK = ("both", "decode", "prefill")
 
 
 class Policy(StrEnum):
@@ -102,12 +103,31 @@ def decide(
     return decision
 
 
+def decide_by_role(
+    policy: Policy, candidates: Sequence[Candidate], *, turn: int, gate: Gate = Gate()
+) -> list[Decision]:
+    """Choose an engine for a request that is not split, roles in mind; best role first.
+
+    Engines that do all the work come first, then those for decoding, then those for
+    prefill: a list, so that the caller may prefer the second for its cost. Engines that
+    should be avoided or have no room are no choice while another role offers one.
+    """
+    avoided = {c.engine for c in candidates if c.avoid}
+    found = []
+    for role in _ROLES_BY_RANK:
+        able = [c for c in candidates if c.role == role]
+        decision = decide(policy, able, turn=turn, gate=gate) if able else None
+        if decision and decision.engine is not None and decision.engine not in avoided:
+            found.append(decision)
+    return found or [decide(policy, candidates, turn=turn, gate=gate)]
+
+
 def _prefix_first(known: Sequence[Candidate], turn: int, gate: Gate) -> Decision:
     """Follow the article (3.2, 7.3): the best holder with room, else the emptiest prefill."""
     roomy = [c for c in known if has_room(c, gate)]
     if not roomy:
         return Decision(None, "no_kv_room", Rung.FRESH)
-    trusted = list(map(_trusted_tokens, roomy))
+    trusted = list(map(trusted_tokens, roomy))
     most = max(trusted)
     if most > 0:
         holders = [c for c, tokens in zip(roomy, trusted, strict=True) if tokens == most]
@@ -138,7 +158,7 @@ def _by_ledger(usable: Sequence[Candidate], turn: int) -> Decision:
     return Decision(chosen.engine, "ledger", Rung.LEDGER)
 
 
-def _trusted_tokens(candidate: Candidate) -> int:
+def trusted_tokens(candidate: Candidate) -> int:
     """Return what a prediction counts for, in whole tokens."""
     doubt = candidate.decay * candidate.trust
     return candidate.cached_tokens if doubt == 1.0 else int(candidate.cached_tokens * doubt)

@@ -1,9 +1,11 @@
 """Settings of the ingress; see docs/configuration.md for the generated table."""
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
+from nearkv.ingress.pd_costs import CostTerms
 from nearkv.ingress.routing import Policy
 from nearkv.settings import (
     Address,
@@ -77,6 +79,77 @@ class TokenizationSettings(SettingsGroup):
     )
 
 
+class PdMode(StrEnum):
+    """Whether requests may be split between a prefill and a decode engine."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    OFF = "off"
+
+
+class PdPriorSettings(SettingsGroup):
+    """What things cost as long as nobody has measured them."""
+
+    seconds_per_token: float = Field(
+        5e-5, gt=0, description="Prefill of one prompt token, where no engine of the model tells."
+    )
+    kv_bytes_per_token: int = Field(
+        131_072, gt=0, description="KV cache of one token, where no engine tells; 128 KiB is an 8B."
+    )
+    same_node_setup_seconds: float = Field(
+        0.001, ge=0, description="Setting up a transfer within a node."
+    )
+    same_node_bytes_per_second: float = Field(8e9, gt=0, description="Transfer rate within a node.")
+    other_node_setup_seconds: float = Field(
+        0.003, ge=0, description="Setting up a transfer between nodes."
+    )
+    other_node_bytes_per_second: float = Field(
+        1e9, gt=0, description="Transfer rate between nodes."
+    )
+
+
+class PdSettings(SettingsGroup):
+    """Prefill on one engine, decode on another; pulls from an engine that holds the prefix."""
+
+    mode: PdMode = Field(
+        PdMode.AUTO,
+        description="auto: split where it is clearly cheaper; always: wherever a pair exists; "
+        "off: never, and roles mean nothing.",
+    )
+    min_tokens: int = Field(256, ge=0, description="Shorter prompts are never split.")
+    hysteresis_ratio: float = Field(
+        0.1, ge=0, description="How much cheaper a pair must be than one engine alone."
+    )
+    room_margin_tokens: int = Field(
+        256, ge=0, description="Free KV tokens, beyond the prompt's, that both engines need."
+    )
+    decode_stall_weight: float = Field(
+        0.02,
+        ge=0,
+        description="Price of a prefill beside running requests: its share of the prefill's time "
+        "for each of them.",
+    )
+    hop_seconds: float = Field(0.002, ge=0, description="What the second request costs.")
+    prefill_seconds: float = Field(60.0, gt=0, description="Deadline of the prefill request.")
+    release_seconds: float = Field(
+        2.0, gt=0, description="Deadline for giving a lease back to its agent."
+    )
+    prior: PdPriorSettings = Field(
+        PdPriorSettings(), description="Costs as long as nobody has measured them."
+    )
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: object) -> object:
+        """Take YAML's bare ``off``, which it reads as false, for the word."""
+        return PdMode.OFF if value is False else value
+
+    @property
+    def terms(self) -> CostTerms:
+        """The terms of the cost model."""
+        return CostTerms(self.hop_seconds, self.hysteresis_ratio, self.decode_stall_weight)
+
+
 class IngressSettings(ServiceSettings):
     """Serve the OpenAI API, each request by the engine that holds its KV cache."""
 
@@ -100,6 +173,7 @@ class IngressSettings(ServiceSettings):
     tokenization: TokenizationSettings = Field(
         TokenizationSettings(), description="Sources of token ids."
     )
+    pd: PdSettings = Field(PdSettings(), description="Prefill and decode on two engines.")
     admin_token: Secret | None = Field(
         None, description="Bearer token for /v1/status and other admin paths."
     )

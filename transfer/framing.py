@@ -54,13 +54,21 @@ class FrameReader(Generic[M]):
         self._fds.extend(fds)
         if len(self._fds) > MAX_FDS:
             raise ProtocolError("too many descriptors")
-        messages = []
-        while (message := self._next()) is not None:
-            count = getattr(message, "fds", 0)
-            if count > len(self._fds):
-                raise ProtocolError(f"{count} descriptors announced, {len(self._fds)} came")
-            messages.append((message, [self._fds.popleft() for _ in range(count)]))
+        messages: list[tuple[M, list[int]]] = []
+        try:
+            while (message := self._next()) is not None:
+                messages.append((message, self._take_fds(getattr(message, "fds", 0))))
+        except ProtocolError:
+            for _, taken in messages:  # nobody will get them
+                for fd in taken:
+                    os.close(fd)
+            raise
         return messages
+
+    def _take_fds(self, count: int) -> list[int]:
+        if not 0 <= count <= len(self._fds):
+            raise ProtocolError(f"{count} descriptors announced, {len(self._fds)} came")
+        return [self._fds.popleft() for _ in range(count)]
 
     def _next(self) -> M | None:
         if len(self._buffer) < _LENGTH.size:

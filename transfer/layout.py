@@ -86,7 +86,9 @@ def plan_runs(
     to_blocks = _checked(target_blocks, target.blocks, "target")
     if np.unique(to_blocks).size != to_blocks.size:
         raise LayoutError("a target block is named twice")
-    return _coalesce(_offsets(source, from_blocks), _offsets(target, to_blocks), source.block_bytes)
+    return _coalesce(
+        block_offsets(source, from_blocks), block_offsets(target, to_blocks), source.block_bytes
+    )
 
 
 def _check_pair(source: KvMemory, target: KvMemory) -> None:
@@ -97,14 +99,17 @@ def _check_pair(source: KvMemory, target: KvMemory) -> None:
 
 
 def _checked(blocks: Sequence[int], count: int, side: str) -> Offsets:
-    ids = np.asarray(blocks, dtype=np.int64)
+    try:
+        ids = np.asarray(blocks, dtype=np.int64)
+    except OverflowError:
+        raise LayoutError(f"a {side} block is outside 0..{count - 1}") from None
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= count):
         raise LayoutError(f"a {side} block is outside 0..{count - 1}")
     return ids
 
 
-def _offsets(memory: KvMemory, blocks: Offsets) -> Offsets:
-    """Return the byte offset of each (layer, block), layer by layer."""
+def block_offsets(memory: KvMemory, blocks: Offsets) -> Offsets:
+    """Return the byte offset of each (layer, block), layer by layer; ranges are not checked."""
     layers = memory.offset + np.arange(memory.layers, dtype=np.int64) * memory.layer_stride
     return (layers[:, None] + blocks[None, :] * memory.block_stride).ravel()
 
@@ -128,20 +133,21 @@ def cut_runs(runs: Runs, *, chunk_bytes: int) -> list[Runs]:
     if chunk_bytes <= 0:
         raise ValueError("chunk_bytes must be positive")
     pieces = _split_long(runs, chunk_bytes)
+    ends = np.cumsum(pieces.length)
     chunks: list[Runs] = []
     start = filled = 0
-    for i, length in enumerate(pieces.length.tolist()):
-        if filled and filled + length > chunk_bytes:
-            chunks.append(_part(pieces, start, i))
-            start, filled = i, 0
-        filled += length
-    if filled:
-        chunks.append(_part(pieces, start, len(pieces)))
+    while start < len(pieces):
+        # The first piece always goes in: no piece is longer than a chunk.
+        stop = int(np.searchsorted(ends, filled + chunk_bytes, side="right"))
+        chunks.append(_part(pieces, start, stop))
+        start, filled = stop, int(ends[stop - 1])
     return chunks
 
 
 def _split_long(runs: Runs, chunk_bytes: int) -> Runs:
     """Split runs that are longer than a chunk."""
+    if not len(runs) or int(runs.length.max()) <= chunk_bytes:
+        return runs
     parts = -(-runs.length // chunk_bytes)
     which = np.repeat(np.arange(len(runs)), parts)
     nth = np.arange(which.size) - np.repeat(np.cumsum(parts) - parts, parts)

@@ -26,6 +26,12 @@ from nearkv.transfer.manifest import Compatibility, Prefix
 
 PROTOCOL = 1
 
+MEMFD = "memfd"
+CUDA_VMM = "cuda_vmm"
+CUDA_IPC = "cuda_ipc"
+MEMORY_KINDS = (MEMFD, CUDA_VMM, CUDA_IPC)
+"""What a worker's KV memory can be: host memory, or a device's by descriptor or IPC handle."""
+
 
 class MemoryMap(msgspec.Struct, frozen=True, kw_only=True):
     """Where an engine's KV lies in its memory; see ``layout.KvMemory``. Sizes in bytes."""
@@ -57,7 +63,11 @@ class LeaseAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegisterWorker(msgspec.Struct, frozen=True, kw_only=True, tag="register_worker"):
-    """The first message of a worker; brings the descriptor of its KV memory (a memfd)."""
+    """The first message of a worker; brings the descriptor of its KV memory.
+
+    ``memory_kind`` is one of ``MEMORY_KINDS``; ``device`` the UUID of the GPU that the memory
+    is on. Memory of the kind ``cuda_ipc`` has a ``handle`` of 64 bytes and no descriptor.
+    """
 
     protocol: int
     engine: str
@@ -65,6 +75,9 @@ class RegisterWorker(msgspec.Struct, frozen=True, kw_only=True, tag="register_wo
     compatibility: Compatibility
     memory: MemoryMap
     tenant: str = ""
+    memory_kind: str = MEMFD
+    device: str = ""
+    handle: bytes = b""
     fds: int = 1
 
 

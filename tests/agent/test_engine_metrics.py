@@ -31,6 +31,9 @@ def test_a_real_capture_is_read_in_full():
             prefix_queries_tokens=1123.0,
             prompt_tokens=1123.0,
             computed_tokens=995.0,
+            prefills=9.0,
+            prefill_seconds=0.1562778170009551,
+            prefill_computed_tokens=995.0,
             awake=True,
             block_size=32,
             kv_total_tokens=768,
@@ -48,6 +51,9 @@ FIELDS = {
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:prompt_tokens_by_source_total": "computed_tokens",
     "vllm:engine_sleep_state": "awake",
+    "vllm:request_prefill_time_seconds_sum": "prefill_seconds",
+    "vllm:request_prefill_time_seconds_count": "prefills",
+    "vllm:request_prefill_kv_computed_tokens_sum": "prefill_computed_tokens",
 }
 
 

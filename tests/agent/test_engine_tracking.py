@@ -397,3 +397,13 @@ def test_a_live_table_is_the_engines_and_a_partial_one_a_part_of_it(history, win
         engine.live(*sent[-1], partial(answer, sent[-window:]) if answered else None)
         assert engine.held <= truth
         assert engine.held == truth or engine.events is EventsState.PARTIAL
+
+
+def test_the_speed_of_prefill_is_published_and_forgotten_with_the_process(engine):
+    sums = {"prefills": 0.0, "prefill_seconds": 0.0, "prefill_computed_tokens": 0.0}
+    engine.read(**sums)
+    assert engine.log.gauges["e"].prefill_seconds_per_token is None
+    engine.read(prefills=2.0, prefill_seconds=0.5, prefill_computed_tokens=1000.0)
+    assert engine.log.gauges["e"].prefill_seconds_per_token == pytest.approx(0.0005)
+    engine.read(start=200.0, **sums)
+    assert engine.log.gauges["e"].prefill_seconds_per_token is None

@@ -5,7 +5,7 @@ import json
 import aiohttp
 import pytest
 
-from tests.doubles.engine import EngineDouble, EngineDoubleConfig
+from tests.doubles.engine import EngineDouble, EngineDoubleConfig, Faults
 from tests.doubles.engine.captured import CAPTURED_CONFIG, Exchange, captured_exchanges
 
 # Values that are made up per answer; only their types are compared.
@@ -210,6 +210,31 @@ async def test_decode_leg_computes_only_the_last_token(session, engine):
     _, answer = await post(session, engine, "/v1/completions", body)
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
     assert answer["kv_transfer_params"] is None
+
+
+async def test_further_keys_of_transfer_params_are_those_configured(session):
+    config = EngineDoubleConfig(publish_events=False, transfer_keys='{"remote_epoch": "e1"}')
+    async with EngineDouble(config) as engine:
+        asked = {"do_remote_decode": True}
+        body = {"prompt": "hello world", "max_tokens": 1, "kv_transfer_params": asked}
+        _, answer = await post(session, engine, "/v1/completions", body)
+        assert answer["kv_transfer_params"]["remote_epoch"] == "e1"
+        await engine.inject(Faults(withhold_transfer_params=True))
+        _, answer = await post(session, engine, "/v1/completions", body)
+        assert answer["kv_transfer_params"] is None
+
+
+async def test_transfer_params_can_be_rejected(session, engine):
+    await engine.inject(Faults(reject_transfer_params=True))
+    body = {"prompt": "hello world", "kv_transfer_params": {"do_remote_prefill": True}}
+    assert (await post(session, engine, "/v1/completions", body))[0] == 400
+    plain = {"prompt": "hello world"}
+    assert (await post(session, engine, "/v1/completions", plain))[0] == 200
+
+
+def test_transfer_keys_must_be_an_object():
+    with pytest.raises(ValueError, match="transfer_keys"):
+        EngineDoubleConfig(transfer_keys="[1]")
 
 
 async def test_request_id_header_names_the_answer(session, engine):

@@ -210,6 +210,12 @@ def test_the_agent_has_the_first_word_and_the_ingress_fills_the_gaps():
     assert [cells[c] for c in ("NODE", "STATE", "RUN", "AGE")] == ["n1", "starting", "0", "1.0s"]
 
 
+def test_how_the_kv_of_an_engine_moves_is_shown_where_there_is_room():
+    (view,) = merge_views([IngressStatus(engines=(IngressEngine(id="b", transfer="nixl"),))])
+    assert cells_of(view, wide=True)["TRANSFER"] == "nixl"
+    assert "TRANSFER" not in cells_of(view, wide=False)
+
+
 def test_tiers_are_shown_apart():
     engine = AgentEngine(id="a", blocks={"GPU": 2, "CPU": 5}, prefix_queries_tokens=0)
     (view,) = merge_views([AgentStatus(engines=(engine,))])

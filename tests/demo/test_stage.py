@@ -5,7 +5,7 @@ import pytest
 
 from nearkv.demo.errors import LaunchError
 from nearkv.demo.launching import ProcessSpec, running
-from nearkv.demo.stage import _enter_together, casualties
+from nearkv.demo.stage import casualties, enter_together
 
 
 @asynccontextmanager
@@ -21,7 +21,7 @@ async def resource(name, log, *, fails=False):
 
 async def test_contexts_entered_together_keep_their_order():
     async with AsyncExitStack() as stack:
-        names = await _enter_together(stack, [resource("a", []), resource("b", [])])
+        names = await enter_together(stack, [resource("a", []), resource("b", [])])
     assert names == ("a", "b")
 
 
@@ -29,7 +29,7 @@ async def test_one_failure_stops_the_others_and_is_raised_itself():
     log = []
     with pytest.raises(LaunchError, match="b died"):
         async with AsyncExitStack() as stack:
-            await _enter_together(stack, [resource("a", log), resource("b", log, fails=True)])
+            await enter_together(stack, [resource("a", log), resource("b", log, fails=True)])
     assert sorted(log) == ["a starts", "a stops", "b starts", "b stops"]
 
 

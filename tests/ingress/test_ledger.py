@@ -1,6 +1,8 @@
 """The in-flight ledger."""
 
-from nearkv.ingress.ledger import EngineLoad, Ledger
+import pytest
+
+from nearkv.ingress.ledger import EngineLoad, Ledger, TokenTally
 
 
 def test_requests_and_tokens_are_counted_until_they_end():
@@ -28,3 +30,20 @@ def test_the_total_is_over_all_engines():
     ledger.open("a", "i", 1)
     ledger.open("b", "i", 1)
     assert ledger.total_requests == 2
+
+
+def test_a_tally_counts_for_as_long_as_a_block_lasts():
+    tally = TokenTally()
+    with tally.counting("e", "i", 100):
+        with tally.counting("e", "i", 50):
+            assert tally.at("e", "i") == 150
+        assert tally.at("e", "i") == 100
+        assert tally.at("e", "i2") == 0
+    assert tally.at("e", "i") == 0
+
+
+def test_a_tally_is_even_after_a_failure():
+    tally = TokenTally()
+    with pytest.raises(RuntimeError), tally.counting("e", "i", 100):
+        raise RuntimeError
+    assert tally.at("e", "i") == 0

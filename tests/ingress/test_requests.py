@@ -191,6 +191,12 @@ def test_the_digest_heeds_everything_else(parse, fields):
     assert parse(**fields).digest != parse().digest
 
 
+def test_only_a_chats_digest_heeds_the_form_of_the_answer():
+    form = {"response_format": {"type": "json_object"}}
+    assert chat(**form).digest != chat().digest
+    assert completion(**form).digest == completion().digest
+
+
 def test_the_digest_heeds_the_prompt_and_not_the_order_of_fields():
     assert completion(prompt="a").digest != completion(prompt="b").digest
     assert completion(prompt=["a"]).digest != completion(prompt=["a", "b"]).digest

@@ -10,7 +10,7 @@ from nearkv.ingress.candidates import CandidateBuilder, PromptView
 from nearkv.ingress.fleet import EngineView
 from nearkv.ingress.ledger import Ledger
 from nearkv.ingress.parity import ParityCheck
-from nearkv.ingress.routing import Candidate, Gate, Policy, Rung, decide, has_room
+from nearkv.ingress.routing import Candidate, Gate, Policy, Rung, decide, decide_by_role, has_room
 from nearkv.ingress.suspects import Suspects
 from nearkv.state.model import EngineGauges, EngineInfo, EngineState
 
@@ -285,3 +285,30 @@ def test_a_burst_spreads_evenly_before_any_scrape(policy, tokens, gauges):
     counts = [ledger.at(name, "i").requests for name in "abcd"]
     assert sum(counts) == 100
     assert max(counts) - min(counts) <= 1
+
+
+def by_role(*candidates, policy=Policy.PREFIX_FIRST):
+    return [decision.engine for decision in decide_by_role(policy, candidates, turn=0)]
+
+
+def test_by_role_there_is_a_choice_for_each_role_in_their_order():
+    p, d, b = (engine(role[0], role=role) for role in ("prefill", "decode", "both"))
+    assert by_role(p, d, b) == ["b", "d", "p"]
+    assert by_role(p, d) == ["d", "p"]
+    assert by_role(p) == ["p"]
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_by_role_a_choice_without_room_or_in_trouble_is_none(policy):
+    d = engine("d", role="decode")
+    assert by_role(engine("b", avoid="failing"), d, policy=policy) == ["d"]
+    if policy is Policy.PREFIX_FIRST:
+        assert by_role(engine("b", **FULL), d) == ["d"]
+
+
+def test_by_role_there_is_an_answer_as_long_as_there_is_an_engine():
+    failing = engine("d", role="decode", avoid="failing"), engine("p", role="prefill", avoid="x")
+    assert by_role(*failing) == [choose(*failing)[0]]
+    assert by_role() == [None]
+    (decision,) = decide_by_role(Policy.PREFIX_FIRST, [engine("d", role="decode", **FULL)], turn=0)
+    assert decision.reason == "no_kv_room"

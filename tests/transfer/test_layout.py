@@ -79,6 +79,7 @@ def test_interleaved_layers_of_neighbouring_blocks_stay_apart_by_layer():
     [
         ([1], [1, 2], "1 blocks for 2 places"),
         ([16], [0], "source block"),
+        ([1 << 63], [0], "source block"),
         ([-1], [0], "source block"),
         ([0], [16], "target block is outside"),
         ([0, 1], [5, 5], "named twice"),

@@ -22,7 +22,7 @@ COLUMNS = (
 )
 WIDE_COLUMNS = (
     *("GROUP", "URL", "KV FREE", "KV TOTAL", "ORPHANS", "EVENTS AGE", "INFLIGHT", "MODE"),
-    *("BREAKER", "INCARNATION", "VERSION"),
+    *("BREAKER", "TRANSFER", "INCARNATION", "VERSION"),
 )
 _KIB = 1024
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -198,6 +198,7 @@ def _wide_cells(agent: AgentEngine, ingress: IngressEngine) -> dict[str, str]:
         "INFLIGHT": _count(ingress.inflight),
         "MODE": _text(ingress.mode),
         "BREAKER": _text(ingress.breaker),
+        "TRANSFER": _text(ingress.transfer),
         "INCARNATION": _text(agent.incarnation),
         "VERSION": _text(agent.engine_version),
     }

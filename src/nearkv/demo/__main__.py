@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 
 from nearkv.demo.engine_env import ensure_engine_env
-from nearkv.demo.errors import DemoError
+from nearkv.demo.errors import DemoError, SetUpError
 from nearkv.demo.interrupting import run_interruptibly
 from nearkv.demo.models import check_model, ensure_model
+from nearkv.demo.pd_show import PdShow, PdShowOptions
 from nearkv.demo.rendering import Screen
 from nearkv.demo.scenario import MOST_ROUNDS
 from nearkv.demo.showing import Outcome, Show, ShowOptions
@@ -60,6 +61,10 @@ def command(  # noqa: PLR0913 - one parameter per command-line option
     compare: Annotated[
         bool, typer.Option(envvar="COMPARE", help="Repeat the rounds under other policies.")
     ] = False,
+    pd: Annotated[
+        bool,
+        typer.Option("--pd", envvar="PD", help="Prefill on one engine, decode on the other."),
+    ] = False,
     rounds: Annotated[
         int, typer.Option(min=2, max=MOST_ROUNDS, help="Questions about the first document.")
     ] = 10,
@@ -91,13 +96,30 @@ def command(  # noqa: PLR0913 - one parameter per command-line option
                 port=port,
                 keep_serving=action is Action.RUN,
             )
-            outcome = run_interruptibly(Show(options, workspace, screen).run())
+            show = _choose_show(options, workspace, screen, pd=pd)
+            outcome = run_interruptibly(show.run())
     except DemoError as error:
         sys.stderr.write(f"error: {error}\n")
         raise typer.Exit(FAILED_STATUS) from error
     if outcome is not None and output is Output.JSON:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(outcome.report)) + b"\n")
     raise typer.Exit(exit_status(outcome, action))
+
+
+def _choose_show(
+    options: ShowOptions, workspace: Workspace, screen: Screen, *, pd: bool
+) -> Show | PdShow:
+    if not pd:
+        return Show(options, workspace, screen)
+    if options.model_dir is None:
+        raise SetUpError("P/D is shown with real engines only: leave ENGINE away")
+    pd_options = PdShowOptions(
+        model_dir=options.model_dir,
+        rounds=options.rounds,
+        port=options.port,
+        keep_serving=options.keep_serving,
+    )
+    return PdShow(pd_options, workspace, screen)
 
 
 def _set_up(models: tuple[str, ...], workspace: Workspace, screen: Screen) -> list[Path]:

@@ -58,6 +58,7 @@ class Reply:
     cached_tokens: int | None
     predicted_cached_tokens: int | None
     ttft_seconds: float
+    prefill_engine: str | None = None
 
 
 async def ask(
@@ -115,6 +116,7 @@ async def _read_reply(response: aiohttp.ClientResponse, start: float) -> Reply:
         cached_tokens=details.cached_tokens if details else None,
         predicted_cached_tokens=predicted_tokens(response.headers),
         ttft_seconds=ttft_seconds,
+        prefill_engine=response.headers.get("x-nearkv-prefill-engine"),
     )
 
 

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from nearkv.demo.errors import ScenarioError
 
+METRICS_TIMEOUT_SECONDS = 10.0
 FAMILY = "vllm:prompt_tokens_by_source"
 COMPUTED_SOURCE = "local_compute"
 CACHED_SOURCE = "local_cache_hit"
@@ -56,3 +58,14 @@ def parse_prompt_tokens(metrics_text: str) -> PromptTokens:
     computed = tokens_by_source.pop(COMPUTED_SOURCE)
     cached = tokens_by_source.pop(CACHED_SOURCE, 0)
     return PromptTokens(computed, cached, transferred=sum(tokens_by_source.values()))
+
+
+async def read_prompt_tokens(session: aiohttp.ClientSession, url: str) -> PromptTokens:
+    """Ask an engine for its counters; raises ``ScenarioError`` when it does not give them."""
+    timeout = aiohttp.ClientTimeout(total=METRICS_TIMEOUT_SECONDS)
+    try:
+        async with session.get(f"{url}/metrics", timeout=timeout) as response:
+            response.raise_for_status()
+            return parse_prompt_tokens(await response.text())
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise ScenarioError(f"cannot read the metrics of {url}: {error!r}") from error

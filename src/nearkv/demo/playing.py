@@ -9,12 +9,11 @@ from typing import Protocol
 import aiohttp
 
 from nearkv.demo.chat_client import Reply, ask
-from nearkv.demo.engine_counters import PromptTokens, parse_prompt_tokens
+from nearkv.demo.engine_counters import PromptTokens, read_prompt_tokens
 from nearkv.demo.errors import ScenarioError
 from nearkv.demo.report import PolicyReport, TopicReport, TurnReport
 from nearkv.demo.scenario import Conversation, Topic, turn_numbers
 
-METRICS_TIMEOUT_SECONDS = 10.0
 COUNTERS_DEADLINE_SECONDS = 5.0
 COUNTERS_POLL_SECONDS = 0.05
 
@@ -80,17 +79,8 @@ class Player:
 
     async def _prompt_tokens(self) -> PromptTokens:
         """Sum the counters of all engines."""
-        counts = [await self._engine_prompt_tokens(url) for url in self.engine_urls]
+        counts = [await read_prompt_tokens(self.session, url) for url in self.engine_urls]
         return sum(counts, PromptTokens())
-
-    async def _engine_prompt_tokens(self, url: str) -> PromptTokens:
-        timeout = aiohttp.ClientTimeout(total=METRICS_TIMEOUT_SECONDS)
-        try:
-            async with self.session.get(f"{url}/metrics", timeout=timeout) as response:
-                response.raise_for_status()
-                return parse_prompt_tokens(await response.text())
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise ScenarioError(f"cannot read the metrics of {url}: {error!r}") from error
 
 
 def turn_report(turn: int, reply: Reply) -> TurnReport:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
+from nearkv.demo.pd_report import PdTurn
 from nearkv.demo.progress_board import ProgressBoard
 from nearkv.demo.report import (
     PolicyReport,
@@ -22,6 +23,7 @@ from nearkv.demo.report import (
 
 UNKNOWN = "-"
 REASON_WIDTH = 26
+PAIR_WIDTH = 31
 
 
 class Screen:
@@ -111,6 +113,25 @@ def turn_line(turn: TurnReport) -> str:
         f"{turn.turn:>4}  {turn.engine:<9} {turn.reason[:REASON_WIDTH]:<{REASON_WIDTH}} "
         f"{turn.prompt_tokens:>7} {_count(turn.cached_tokens):>7} "
         f"{_count(turn.predicted_cached_tokens):>9} {duration(turn.ttft_seconds):>8}"
+    )
+
+
+def pd_turn_heading() -> str:
+    """Give the heading above the lines of turns that were split."""
+    return (
+        f"{'turn':>4}  {'prefill -> decode':<{PAIR_WIDTH}} {'prompt':>6} {'computed':>8} {'cached':>6} "
+        f"{'pulled':>6}  {'path':<5} {'size':>8} {'took':>7} {'TTFT':>7}"
+    )
+
+
+def pd_turn_line(turn: PdTurn) -> str:
+    """Give the line of a turn; ``computed``, ``cached`` and ``pulled`` are the decoder's."""
+    engines = f"{turn.prefill_engine or UNKNOWN} -> {turn.decode_engine}"
+    return (
+        f"{turn.turn:>4}  {engines:<{PAIR_WIDTH}} {turn.prompt_tokens:>6} {turn.computed_tokens:>8} "
+        f"{turn.cached_tokens:>6} {turn.pulled_tokens:>6}  {turn.path or UNKNOWN:<5} "
+        f"{turn.size_bytes / 1e6:>5.1f} MB {duration(turn.seconds):>7} "
+        f"{duration(turn.ttft_seconds):>7}"
     )
 
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 import yaml
@@ -30,26 +31,55 @@ class Service:
     process: LaunchedProcess
 
 
-def agent_config(port: int, engines: Sequence[Engine]) -> dict[str, object]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRole:
+    """What an agent is in a demonstration: its node, its engines' work, whether KV moves.
+
+    ``socket_dir`` is where engines find it; ``None`` leaves transfers off.
+    """
+
+    node: str = "demo"
+    engine_role: str = "both"
+    socket_dir: Path | None = None
+    peer_port: int = 0
+    paths: tuple[str, ...] = ("tcp",)
+
+
+def agent_config(port: int, engines: Sequence[Engine], role: AgentRole) -> dict[str, object]:
     """Give the configuration of an agent that watches these engines."""
-    return {
-        "node": "demo",
+    config: dict[str, object] = {
+        "node": role.node,
         "listen": f"127.0.0.1:{port}",
         "engines": [
             {
                 "id": engine.name,
                 "url": engine.url,
+                "role": role.engine_role,
                 "kv_events": engine.kv_events,
                 "kv_replay": engine.kv_replay,
             }
             for engine in engines
         ],
     }
+    if role.socket_dir is not None:
+        config["transfer"] = {
+            "socket_dir": str(role.socket_dir),
+            "peer_listen": f"127.0.0.1:{role.peer_port}",
+            "paths": list(role.paths),
+        }
+    return config
 
 
-def ingress_config(port: int, *, policy: str, agent_url: str) -> dict[str, object]:
-    """Give the configuration of an ingress that learns its engines from one agent."""
-    return {"listen": f"127.0.0.1:{port}", "policy": policy, "agents": [agent_url]}
+def ingress_config(
+    port: int, *, policy: str, agent_urls: Sequence[str], pd_mode: str = "auto"
+) -> dict[str, object]:
+    """Give the configuration of an ingress that learns its engines from these agents."""
+    return {
+        "listen": f"127.0.0.1:{port}",
+        "policy": policy,
+        "agents": list(agent_urls),
+        "pd": {"mode": pd_mode},
+    }
 
 
 def service_spec(
@@ -72,6 +102,7 @@ def service_spec(
 async def agent(
     engines: Sequence[Engine],
     *,
+    role: AgentRole | None = None,
     workspace: Workspace | None = None,
     progress: Progress = silent,
     port: int | None = None,
@@ -79,18 +110,19 @@ async def agent(
     """Run an agent for the length of a block."""
     workspace = workspace or Workspace.default()
     port = port or free_port()
-    spec = service_spec(
-        "agent", name="agent", config=agent_config(port, engines), workspace=workspace
-    )
+    role = role or AgentRole()
+    name = "agent" if role.socket_dir is None else f"agent-{role.node}"
+    config = agent_config(port, engines, role)
+    spec = service_spec("agent", name=name, config=config, workspace=workspace)
     async with _ready_service(spec, port, progress) as service:
         yield service
 
 
 @asynccontextmanager
 async def ingress(
-    agent_url: str,
-    *,
+    *agent_urls: str,
     policy: str = "prefix-first",
+    pd_mode: str = "auto",
     workspace: Workspace | None = None,
     progress: Progress = silent,
     port: int | None = None,
@@ -98,7 +130,7 @@ async def ingress(
     """Run an ingress for the length of a block."""
     workspace = workspace or Workspace.default()
     port = port or free_port()
-    config = ingress_config(port, policy=policy, agent_url=agent_url)
+    config = ingress_config(port, policy=policy, agent_urls=agent_urls, pd_mode=pd_mode)
     spec = service_spec("ingress", name=f"ingress-{policy}", config=config, workspace=workspace)
     async with _ready_service(spec, port, progress) as service:
         yield service

@@ -79,7 +79,7 @@ class Show:
             if options.keep_serving:
                 screen.say(f"\nserving; try\n  {curl_line(judged_ingress.url, stage.model_name)}")
                 screen.say("Ctrl-C stops everything")
-                await _watch(processes)
+                await watch_processes(processes)
             return outcome
 
     async def _play_all(self, stage: Stage, judged_url: str) -> list[PolicyReport]:
@@ -120,7 +120,7 @@ class Show:
         return Outcome(report, passed=not shortcomings(reports[0]))
 
 
-async def _watch(processes: tuple[LaunchedProcess, ...]) -> NoReturn:
+async def watch_processes(processes: tuple[LaunchedProcess, ...]) -> NoReturn:
     """Wait until cancelled; raise ``LaunchError`` when a process dies."""
     waiting = [asyncio.ensure_future(process.wait()) for process in processes]
     try:

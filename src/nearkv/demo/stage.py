@@ -57,14 +57,14 @@ async def set_stage(
         return real_engine(model_dir, name=name, workspace=workspace, progress=progress)
 
     async with AsyncExitStack() as stack:
-        engines = await _enter_together(stack, [engine(name) for name in ENGINE_NAMES])
+        engines = await enter_together(stack, [engine(name) for name in ENGINE_NAMES])
         yield Stage(
             engines,
             await stack.enter_async_context(agent(engines, workspace=workspace, progress=progress)),
         )
 
 
-async def _enter_together(
+async def enter_together(
     stack: AsyncExitStack, contexts: Sequence[AbstractAsyncContextManager[Engine]]
 ) -> tuple[Engine, ...]:
     """Enter contexts at the same time; the first failure cancels the others and is raised."""

@@ -377,6 +377,7 @@ def transfer_params(
         "remote_port": _REMOTE_PORT + rank.index,
         "tp_size": 1,
         "remote_num_tokens": len(job.prompt.tokens),
+        **msgspec.json.decode(config.transfer_keys),
     }
 
 

@@ -155,6 +155,7 @@ class EngineApi:
         if faults.answer_status is not None:
             raise status_error(HTTPStatus(faults.answer_status))
         call.chunks_until_death = faults.die_after_chunks
+        call.faults = faults
         return None
 
     async def _completions(self, call: Call) -> web.StreamResponse:
@@ -178,6 +179,7 @@ class EngineApi:
         max_tokens: int | None,
         form: AnswerFormat,
     ) -> web.StreamResponse:
+        _act_on_transfer(call.faults, wanted)
         rank = self._generator.pick_rank(call.request.headers)
         with self._generator.answering(
             wanted,
@@ -377,6 +379,15 @@ class EngineApi:
     def _require_scale_out(self) -> None:
         if not self._config.scale_out:
             raise status_error(HTTPStatus.FORBIDDEN)
+
+
+def _act_on_transfer(faults: Faults, wanted: GenerationRequest) -> None:
+    """Act out the faults about moving KV."""
+    params = wanted.kv_transfer_params or {}
+    if faults.reject_transfer_params and params.get("do_remote_prefill"):
+        raise ApiError(400, "kv_transfer_params: unknown keys", "BadRequestError")
+    if faults.withhold_transfer_params:
+        wanted.kv_transfer_params = None
 
 
 def _request_id(request: web.BaseRequest, prefix: str) -> str:

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 _CAPTURED = Path(__file__).resolve().parents[2] / "data" / "vllm"
 
@@ -14,10 +16,12 @@ class EngineDoubleConfig:
     One block of each rank is vLLM's null block, so ``num_blocks`` leaves ``num_blocks - 1``
     usable. ``max_model_len`` of None means as much as the cache holds, at most 8192 tokens.
     A fixed port that is still taken is tried for ``bind_seconds``. ``missing_metrics`` names
-    families (``vllm:kv_cache_usage_perc``) to leave out of /metrics.
+    families (``vllm:kv_cache_usage_perc``) to leave out of /metrics. ``transfer_keys`` is a
+    JSON object of further keys for the transfer parameters of a prefill leg.
 
     Raises:
-        ValueError: when a size is not positive, or one longest request cannot fit the cache.
+        ValueError: when a size is not positive, one longest request cannot fit the cache, or
+            ``transfer_keys`` is no JSON object.
     """
 
     model: str = "tiny"
@@ -58,11 +62,16 @@ class EngineDoubleConfig:
     requests_kept: int = 200
     max_body_bytes: int = 64 * 1024 * 1024
     remote_host: str = "127.0.0.1"
+    transfer_keys: str = "{}"
     kv_cache_memory_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         if min(self.block_size, self.num_blocks - 1, self.dp_size, self.buffer_steps) < 1:
             raise ValueError("block_size, num_blocks - 1, dp_size and buffer_steps must be >= 1")
+        try:
+            msgspec.json.decode(self.transfer_keys, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise ValueError(f"transfer_keys must be a JSON object: {error}") from error
         if self.max_model_len is not None and self.max_model_len > self._capacity_tokens:
             raise ValueError(
                 f"max_model_len {self.max_model_len} exceeds the {self._capacity_tokens} tokens"

@@ -15,11 +15,13 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     ``hang_seconds`` waits before the headers, ``close_before_first_byte`` hangs up instead of
     answering, ``die_after_chunks`` cuts the connection after that many streamed events,
-    ``answer_status`` answers with that status. These hit ``paths`` only, and ``times`` requests
-    at most when given. ``refuse_connections_seconds`` closes the port and every connection, and
-    reopens after that time or when faults are replaced. ``slow_factor`` multiplies the time
-    model. The next ``drop_event_batches`` of each rank are numbered and kept for replay but not
-    sent; the next ``garbage_event_batches`` are sent as bytes that are not msgpack.
+    ``answer_status`` answers with that status, ``withhold_transfer_params`` keeps no KV for
+    anybody, ``reject_transfer_params`` answers 400 to whoever brings parameters to pull with.
+    These hit ``paths`` only, and ``times`` requests at most when given.
+    ``refuse_connections_seconds`` closes the port and every connection, and reopens after that
+    time or when faults are replaced. ``slow_factor`` multiplies the time model. The next
+    ``drop_event_batches`` of each rank are numbered and kept for replay but not sent; the next
+    ``garbage_event_batches`` are sent as bytes that are not msgpack.
     """
 
     refuse_connections_seconds: float = 0.0
@@ -27,6 +29,8 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     close_before_first_byte: bool = False
     die_after_chunks: int | None = None
     answer_status: int | None = None
+    withhold_transfer_params: bool = False
+    reject_transfer_params: bool = False
     paths: tuple[str, ...] = GENERATION_PATHS
     times: int | None = None
     slow_factor: float = 1.0

@@ -6,6 +6,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from tests.doubles.engine import answers
+from tests.doubles.engine.faults import NO_FAULTS, Faults
 from tests.doubles.engine.requests import ApiError
 
 VARY = {"Vary": "Origin"}
@@ -14,11 +15,12 @@ STREAM_HEADERS = VARY | {"Content-Type": "text/event-stream; charset=utf-8"}
 
 @dataclass(slots=True)
 class Call:
-    """One request with its body read; ``chunks_until_death`` is a fault to act out, if any."""
+    """One request with its body read, and the faults to act out on the way."""
 
     request: web.BaseRequest
     body: bytes
     chunks_until_death: int | None = None
+    faults: Faults = NO_FAULTS
 
 
 def json_response(

@@ -1,0 +1,101 @@
+"""Engine memory inside a mover: mapped when a pull or a reader first needs it."""
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from nearkv.transfer.backends.contract import Region, Source
+from nearkv.transfer.errors import PullError, TransferError
+from nearkv.transfer.layout import KvMemory
+from nearkv.transfer.memory import open_region, open_slots
+
+T = TypeVar("T")
+
+
+class _Once(Generic[T]):
+    """Opens something on the first thread that wants it; a refusal is remembered."""
+
+    def __init__(self, open_it: Callable[[], T]) -> None:
+        self._open = open_it
+        self._lock = threading.Lock()
+        self._opened: T | None = None
+        self._refusal: TransferError | None = None
+
+    def get(self) -> T:
+        with self._lock:
+            if self._refusal is not None:
+                raise PullError(self._refusal.reason, str(self._refusal))
+            if self._opened is None:
+                try:
+                    self._opened = self._open()
+                except TransferError as error:
+                    self._refusal = error
+                    raise
+            return self._opened
+
+    def take(self) -> T | None:
+        """Return what is open and let go of it."""
+        with self._lock:
+            opened, self._opened = self._opened, None
+            return opened
+
+
+class TargetMemory:
+    """The memory that a mover writes into; owns ``fd`` until it is mapped."""
+
+    def __init__(self, fd: int, layout: KvMemory) -> None:
+        self._fds = [fd]
+        self._layout = layout
+        self._region = _Once(self._map)
+
+    def region(self) -> Region:
+        """Return the memory, mapped; raises ``PullError`` (``MEMORY``) where that is not safe."""
+        return self._region.get()
+
+    def _map(self) -> Region:
+        try:
+            return open_region(self._fds[0], self._layout, writable=True)
+        finally:
+            _close_all(self._fds)
+
+
+class SourceMemory:
+    """Memory to read from, with its lease slots; owns the descriptors until they are mapped."""
+
+    def __init__(self, fd: int, slots_fd: int, layout: KvMemory, slots: int) -> None:
+        self._fds = [fd, slots_fd]
+        self._layout = layout
+        self._slots = slots
+        self._source = _Once(self._map)
+
+    def source(self) -> Source:
+        """Return the memory, mapped; raises ``TransferError`` where that is not safe."""
+        return self._source.get()
+
+    def unmap(self) -> bool:
+        """Let go of the memory; False when somebody else in this process still holds it."""
+        _close_all(self._fds)
+        source = self._source.take()
+        if source is None:
+            return True
+        held = (weakref.ref(source.region.view.obj), weakref.ref(source.slots))
+        del source
+        if any(reference() is not None for reference in held):
+            gc.collect()
+        return all(reference() is None for reference in held)
+
+    def _map(self) -> Source:
+        try:
+            fd, slots_fd = self._fds
+            region = open_region(fd, self._layout, writable=False)
+            return Source(region, open_slots(slots_fd, self._slots))
+        finally:
+            _close_all(self._fds)
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())

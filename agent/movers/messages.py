@@ -1,0 +1,156 @@
+"""Messages between the agent and one of its movers (pure).
+
+::
+
+    agent                                    mover
+      Setup ->                               <- Ready
+      AddTarget, AddSource (descriptors) ->
+      Pull, Cancel ->                        <- PullFinished
+      MakeOffer, Withdraw ->                 <- Offered
+      Forget ->                              <- Forgotten
+      RunProbe ->                            <- Probed
+      Quit ->                                (exits)
+                                             <- Trouble (to be logged)
+
+Every message with an ``id`` gets exactly one answer with the same ``id``; a mover that dies
+answers none. Deadlines are absolute milliseconds of CLOCK_MONOTONIC. An empty ``reason`` is
+success.
+"""
+
+from typing import Any
+
+import msgspec
+
+from nearkv.transfer.backends.contract import Grant, Probe, PullReport, PullRequest
+from nearkv.transfer.layout import KvMemory
+
+# -- To the mover -----------------------------------------------------------------------
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
+    """The first message: bounds, and keyword arguments for the backends by name."""
+
+    threads: int
+    max_links: int
+    options: dict[str, dict[str, Any]] = {}
+
+
+class AddTarget(msgspec.Struct, frozen=True, kw_only=True, tag="add_target"):
+    """The memory that this mover pulls into; brings its descriptor."""
+
+    layout: KvMemory
+    fds: int = 1
+
+
+class AddSource(msgspec.Struct, frozen=True, kw_only=True, tag="add_source"):
+    """Memory to pull from or to serve, and its lease slots; brings both descriptors."""
+
+    key: str
+    layout: KvMemory
+    slots: int
+    fds: int = 2
+
+
+class Pull(msgspec.Struct, frozen=True, kw_only=True, tag="pull"):
+    """Pull from a source added before, or with no ``source_key`` from where ``offer`` says."""
+
+    id: int
+    request: PullRequest
+    deadline_ms: int
+    backend: str
+    source_key: str = ""
+    offer: bytes = b""
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
+    """End the pull with this id; its ``PullFinished`` says that nobody writes any more."""
+
+    id: int
+
+
+class Forget(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
+    """A source's engine is gone: end pulls from it and unmap its memory."""
+
+    id: int
+    key: str
+
+
+class MakeOffer(msgspec.Struct, frozen=True, kw_only=True, tag="make_offer"):
+    """Serve a source to one more reader."""
+
+    id: int
+    key: str
+    backend: str
+    grant: Grant
+
+
+class Withdraw(msgspec.Struct, frozen=True, kw_only=True, tag="withdraw"):
+    """End a grant."""
+
+    ticket: bytes
+
+
+class RunProbe(msgspec.Struct, frozen=True, kw_only=True, tag="run_probe"):
+    """Find out whether a backend can be used here."""
+
+    id: int
+    backend: str
+
+
+class Quit(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
+    """Close connections and exit; the kernel sees to it after ``within_ms``."""
+
+    within_ms: int
+
+
+ToMover = (
+    Setup | AddTarget | AddSource | Pull | Cancel | Forget | MakeOffer | Withdraw | RunProbe | Quit
+)
+
+# -- To the agent -----------------------------------------------------------------------
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The mover has started and takes messages."""
+
+
+class PullFinished(msgspec.Struct, frozen=True, kw_only=True, tag="pull_finished"):
+    """A pull ended, well (with a report) or not; nobody writes into its blocks any more."""
+
+    id: int
+    report: PullReport | None = None
+    reason: str = ""
+    message: str = ""
+
+
+class Offered(msgspec.Struct, frozen=True, kw_only=True, tag="offered"):
+    """What a reader's link needs to connect."""
+
+    id: int
+    offer: bytes = b""
+    reason: str = ""
+    message: str = ""
+
+
+class Forgotten(msgspec.Struct, frozen=True, kw_only=True, tag="forgotten"):
+    """No pull from the source is left; ``unmapped`` says whether its memory is let go, too."""
+
+    id: int
+    unmapped: bool
+
+
+class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
+    """What the probe found."""
+
+    id: int
+    probe: Probe
+
+
+class Trouble(msgspec.Struct, frozen=True, kw_only=True, tag="trouble"):
+    """A defect, for the agent's log; ``event`` is a log event's name."""
+
+    event: str
+    error: str
+
+
+FromMover = Ready | PullFinished | Offered | Forgotten | Probed | Trouble

@@ -1,0 +1,126 @@
+"""The transfer's Prometheus series: what was counted, and what is so when scraped."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+_PREFIX = "nearkv_agent_transfer_"
+_SECONDS_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+)  # fmt: skip
+
+DONE, FAILED, CANCELLED, RETRIED = "done", "failed", "cancelled", "retried"
+"""Outcomes of pulls; ``retried`` counts a first try, beside the outcome of the second."""
+
+
+class TransferMetrics:
+    """Counters and histograms; labels have few values, none of them a name of a node."""
+
+    def __init__(self, registry: CollectorRegistry | None) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"{_PREFIX}{name}", text, labels, registry=registry)
+
+        self._pulls = counter(
+            "pulls", "Pulls by path, outcome and reason.", "path", "outcome", "reason"
+        )
+        self._bytes = counter("bytes", "KV bytes brought by pulls that count.", "path")
+        self._seconds = Histogram(
+            f"{_PREFIX}seconds",
+            "Time of pulls that count, with their set-up.",
+            ("path",),
+            registry=registry,
+            buckets=_SECONDS_BUCKETS,
+        )
+        self._lookups = counter(
+            "lookups", "Questions of engines what a lease holds for them.", "outcome", "reason"
+        )
+        self._registrations = counter(
+            "registrations", "Registrations by outcome and reason.", "outcome", "reason"
+        )
+        self._connection_ends = counter(
+            "connection_ends", "Ends of connections of engines.", "cause"
+        )
+        self._lease_ends = counter("lease_ends", "Ends of leases of this node's engines.", "why")
+        self._peer_calls = counter(
+            "peer_calls", "Calls of other agents, by call and reason of refusal.", "call", "reason"
+        )
+        self._detours = counter(
+            "same_node_detours", "Pulls within the node that did not go by shared memory."
+        )
+
+    def pull_ended(self, path: str, outcome: str, reason: str = "") -> None:
+        """Count a pull, or a try of one."""
+        self._pulls.labels(path, outcome, reason).inc()
+
+    def pull_done(self, path: str, *, size_bytes: int, seconds: float) -> None:
+        """Count what a pull that counts has brought."""
+        self._bytes.labels(path).inc(size_bytes)
+        self._seconds.labels(path).observe(seconds)
+
+    def detour_taken(self) -> None:
+        """Count a pull within the node that did not go by shared memory."""
+        self._detours.inc()
+
+    def lookup_ended(self, reason: str = "") -> None:
+        """Count a lookup; without a reason it found something."""
+        self._lookups.labels("nothing" if reason else "found", reason).inc()
+
+    def registration_ended(self, reason: str = "") -> None:
+        """Count a registration; without a reason it was accepted."""
+        self._registrations.labels("refused" if reason else "accepted", reason).inc()
+
+    def connection_ended(self, cause: str) -> None:
+        """Count the end of an engine's connection."""
+        self._connection_ends.labels(cause).inc()
+
+    def lease_ended(self, why: str, count: int = 1) -> None:
+        """Count leases that ended."""
+        self._lease_ends.labels(why).inc(count)
+
+    def peer_called(self, call: str, reason: str = "") -> None:
+        """Count a call of another agent."""
+        self._peer_calls.labels(call, reason).inc()
+
+
+@dataclass(frozen=True, slots=True)
+class TransferGauges:
+    """What is so at the moment."""
+
+    inflight_bytes: int = 0
+    engines: Mapping[str, int] = field(default_factory=dict)
+    leases: Mapping[str, int] = field(default_factory=dict)
+    movers: Mapping[str, int] = field(default_factory=dict)
+    mover_ends: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+class TransferCollector(Collector):
+    """Turns what ``read`` says into series when scraped."""
+
+    def __init__(self, read: Callable[[], TransferGauges]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges of the transfer."""
+        now = self._read()
+        yield GaugeMetricFamily(
+            f"{_PREFIX}inflight_bytes", "KV bytes of pulls under way.", value=now.inflight_bytes
+        )
+        yield _gauges("engines", "Engines registered, by state.", "state", now.engines)
+        yield _gauges("leases", "Leases of this node's engines, by state.", "state", now.leases)
+        yield _gauges("movers", "Mover processes, by kind.", "kind", now.movers)
+        ends = CounterMetricFamily(
+            f"{_PREFIX}mover_ends", "Mover processes that ended.", labels=("kind", "cause")
+        )
+        for labels, count in now.mover_ends.items():
+            ends.add_metric(labels, count)
+        yield ends
+
+
+def _gauges(name: str, text: str, label: str, values: Mapping[str, int]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"{_PREFIX}{name}", text, labels=(label,))
+    for value, count in values.items():
+        family.add_metric((value,), count)
+    return family

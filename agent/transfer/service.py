@@ -1,0 +1,190 @@
+"""The transfer service of a node: what runs, from the first socket to the last process."""
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from nearkv.agent.movers.pool import MoverPool
+from nearkv.agent.settings import TransferSettings
+from nearkv.agent.transfer.assembling import Surroundings, Workings, assemble
+from nearkv.agent.transfer.backend_choice import BackendProbes
+from nearkv.agent.transfer.data_address import backend_options
+from nearkv.agent.transfer.describing import describe_transfer, list_problems, read_gauges
+from nearkv.agent.transfer.metrics import TransferGauges
+from nearkv.agent.transfer.path_costs import SHM
+from nearkv.agent.transfer.peer_api import LeaseApi, PeerApi
+from nearkv.agent.transfer.peer_client import PeerClient
+from nearkv.agent.transfer.peer_listener import (
+    client_context,
+    listening_for_peers,
+    server_context,
+)
+from nearkv.agent.transfer.sessions import EngineSessions
+from nearkv.agent.transfer.socket_server import SocketServer
+from nearkv.agent.transfer.sourcing import SourceDesk
+from nearkv.transfer.backends import contract
+
+_TICK_SECONDS = 0.2
+_STOP_SECONDS = 5.0
+
+log = structlog.get_logger(__name__)
+
+PoolMaker = Callable[[dict[str, dict[str, Any]]], MoverPool]
+"""Makes the pool of movers from the options of its backends."""
+
+
+def make_pool(options: dict[str, dict[str, Any]]) -> MoverPool:
+    """Return the pool that agents have."""
+    return MoverPool(options=options)
+
+
+class TransferService:
+    """KV transfer of one node, through ``<directory>/agent.sock``; runs within :meth:`running`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: TransferSettings,
+        around: Surroundings,
+        *,
+        make_pool: PoolMaker = make_pool,
+    ) -> None:
+        self._directory = directory
+        self._settings = settings
+        self._around = around
+        self._make_pool = make_pool
+        self._workings: Workings | None = None
+        self._peer_url = ""
+
+    @property
+    def workings(self) -> Workings | None:
+        """The parts of the service, while it runs."""
+        return self._workings
+
+    @property
+    def peer_url(self) -> str:
+        """What other agents reach this one at, once it runs."""
+        return self._peer_url
+
+    # -- What people see -----------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """Return the transfer as plain JSON types."""
+        if self._workings is None:
+            return {"running": False}
+        return {"running": True, **describe_transfer(self._workings, peer_url=self._peer_url)}
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with it, in words for people."""
+        if self._workings is None:
+            return []
+        return list_problems(self._workings, self._settings, self._around)
+
+    def gauges(self) -> TransferGauges:
+        """Return what metrics show of this moment."""
+        return TransferGauges() if self._workings is None else read_gauges(self._workings)
+
+    async def release(self, request: web.Request) -> web.Response:
+        """Answer ``POST /v1/transfer/release`` of the main listener."""
+        if self._workings is None:
+            raise web.HTTPServiceUnavailable(text="the transfer service does not run")
+        return await LeaseApi(self._workings.source).release(request)
+
+    # -- Running -------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve engines and other agents within the block.
+
+        Raises ``ListenError`` or ``PeerTlsError`` when it cannot begin.
+        """
+        async with AsyncExitStack() as stack:
+            await self._start(stack)
+            yield
+            log.info("transfer_stopping")
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        """Begin from the inside out; the stack ends it the other way round."""
+        settings = self._settings
+        pool = self._make_pool(await backend_options(settings))
+        stack.push_async_callback(pool.close)
+        probes = BackendProbes(settings.paths, pool.probe)
+        stack.push_async_callback(probes.close)
+        tls = settings.peer_tls
+        peers = PeerClient(
+            token=settings.peer_token,
+            tls=None if tls is None else client_context(tls.cert, tls.key, tls.ca),
+            networks=[ipaddress.ip_network(text) for text in settings.peer_networks],
+        )
+        stack.push_async_callback(peers.close)
+        workings = assemble(settings, self._around, pool, probes, peers)
+        address = await stack.enter_async_context(
+            listening_for_peers(
+                PeerApi(workings.source, self._around.metrics, key=self._around.packet_key),
+                settings.peer_listen,
+                token=settings.peer_token,
+                tls=None if tls is None else server_context(tls.cert, tls.key, tls.ca),
+            )
+        )
+        scheme = "http" if tls is None else "https"
+        self._peer_url = settings.peer_url or f"{scheme}://{address}"
+        sessions = workings.sessions(settings, self._peer_url)
+        server = SocketServer(self._directory, sessions.accept)
+        server.start()
+        stack.push_async_callback(self._stop, workings, sessions)
+        stack.callback(server.stop_accepting)
+        self._workings = workings
+        self._around.costs.expect(self._around.node, contract.Path(name=SHM))
+        for work in (self._keep_time(workings.source), _probe_ahead(probes)):
+            stack.push_async_callback(_end, asyncio.create_task(work))
+        log.info("transfer_ready", socket=str(server.path), peer_url=self._peer_url)
+
+    async def _stop(self, workings: Workings, sessions: EngineSessions) -> None:
+        """End pulls, then connections, then what depended on them."""
+        self._workings = None
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await workings.pulls.close()
+                sessions.close()
+                await workings.departures.finish()
+                await workings.lookups.close()
+                await workings.bringer.close()
+                await workings.source.close()
+        except TimeoutError:
+            log.warning("transfer_stop_took_too_long")
+
+    async def _keep_time(self, source: SourceDesk) -> None:
+        while True:
+            try:
+                source.tick()
+                self._publish_paths()
+            except Exception:
+                log.exception("transfer_tick_is_defect")
+            await asyncio.sleep(_TICK_SECONDS)
+
+    def _publish_paths(self) -> None:
+        state, costs = self._around.state, self._around.costs
+        for reading in costs.take_news(time.monotonic()):
+            state.log.put_path(reading)
+        for source in costs.take_dropped():
+            state.log.drop_path(source, self._around.node)
+        state.changed()
+
+
+async def _probe_ahead(probes: BackendProbes) -> None:
+    """Find out which transports work before the first pull needs one."""
+    found = await probes.get()
+    usable = [name for name, probe in found.items() if probe.usable]
+    log.info("transports_probed", usable=usable)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

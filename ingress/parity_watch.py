@@ -1,0 +1,29 @@
+"""Feeding the parity check from answers, and telling what it finds."""
+
+import structlog
+
+from nearkv.ingress.metrics import IngressMetrics
+from nearkv.ingress.parity import ParityCheck
+from nearkv.state.model import EngineInfo, EventsState
+
+log = structlog.get_logger(__name__)
+
+
+class ParityWatch:
+    """Compares what engines report with what was predicted of them."""
+
+    def __init__(self, parity: ParityCheck, metrics: IngressMetrics) -> None:
+        self._parity = parity
+        self._metrics = metrics
+
+    def compare(self, info: EngineInfo, *, predicted: int, reported: int | None) -> None:
+        """Take one answer; one that reports nothing, or an engine without events, is no check."""
+        if reported is None or info.events is EventsState.OFF:
+            return
+        self._metrics.parity.add("equal" if reported == predicted else "different")
+        changed = self._parity.observe(
+            info.id, info.incarnation, predicted=predicted, reported=reported
+        )
+        if changed:
+            mode = self._parity.mode(info.id, info.incarnation)
+            log.warning("parity_mode_changed", engine=info.id, mode=mode.value)

@@ -1,0 +1,200 @@
+"""The source's end of ``ucx``: gathers blocks of granted leases and sends them to readers."""
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+from xxhash import xxh3_64
+
+from nearkv.transfer.backends.contract import Grant, Source
+from nearkv.transfer.backends.control import (
+    PROTOCOL,
+    Ask,
+    Control,
+    ControlServer,
+    End,
+    Finish,
+    Listening,
+    admitted,
+)
+from nearkv.transfer.backends.grants import Grants
+from nearkv.transfer.backends.stream_plan import Chunk, cut_stream
+from nearkv.transfer.backends.ucx_station import Abandoned, Native, Station
+from nearkv.transfer.copying import Copier
+from nearkv.transfer.errors import ProtocolError, PullError, Reason
+from nearkv.transfer.layout import Runs, block_offsets
+
+_PATIENCE_SECONDS = 0.2
+_MAX_ADDRESS_BYTES = 32 << 10
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach a server; opaque to everybody but ``ucx``."""
+
+    protocol: int
+    host: str
+    port: int
+    chunk_bytes: int
+    window: int
+    checksums: bool
+
+
+class UcxServer:
+    """Serves one memory. Raises :class:`PullError` (``NO_PATH``) when it cannot."""
+
+    def __init__(  # noqa: PLR0913 (settings, named)
+        self,
+        source: Source,
+        native: Native,
+        listening: Listening,
+        *,
+        chunk_bytes: int,
+        window: int,
+        checksums: bool,
+        abandoned: Abandoned,
+    ) -> None:
+        self._source = source
+        self._native = native
+        self._chunk_bytes = chunk_bytes
+        self._window = window
+        self._checksums = checksums
+        self._abandoned = abandoned
+        self._grants = Grants()
+        self._server = ControlServer(listening, self._start)
+
+    def offer(self, grant: Grant) -> bytes:
+        """Admit a reader; returns where to connect to."""
+        self._server.check_open()
+        self._grants.add(grant)
+        return msgspec.msgpack.encode(
+            Offer(
+                protocol=PROTOCOL,
+                host=self._server.host,
+                port=self._server.port,
+                chunk_bytes=self._chunk_bytes,
+                window=self._window,
+                checksums=self._checksums,
+            )
+        )
+
+    def withdraw(self, ticket: bytes) -> None:
+        """End a grant; what is being sent under it no longer counts."""
+        self._grants.withdraw(ticket)
+
+    def close(self) -> None:
+        """Stop serving; when this returns, nothing reads the memory. May be called twice."""
+        self._grants.clear()
+        self._server.close()
+
+    def _start(self, control: Control) -> tuple[Callable[[Ask], End], Callable[[], None]]:
+        answering = _Answering(self, control)
+        return answering.answer, answering.close
+
+    def new_station(self) -> Station:
+        """Return what one connection sends with."""
+        self._abandoned.check_room()
+        return Station(self._native, chunk_bytes=self._chunk_bytes, window=self._window)
+
+    def admit(self, ask: Ask) -> tuple[Callable[[], None], list[Chunk]]:
+        """Return a check that what was asked for is still allowed, and the chunks to send."""
+        grant, blocks = admitted(self._grants, self._source, ask)
+        layout = self._source.region.layout
+        offsets = block_offsets(layout, np.asarray(blocks, np.int64))
+        chunks = list(cut_stream(offsets, layout.block_bytes, self._chunk_bytes))
+
+        def check() -> None:
+            self._server.check_open()
+            self._grants.check_standing(grant)
+            grant.fence.check(self._source.slots)
+
+        return check, chunks
+
+    def copier(self, station: Station) -> Copier:
+        """Return what brings blocks into staging memory."""
+        return Copier(self._source.region.view, station.staging)
+
+    @property
+    def checksums(self) -> bool:
+        """Whether ends carry a digest of the bytes."""
+        return self._checksums
+
+    def abandon(self, station: Station) -> None:
+        """End a station."""
+        station.close(self._abandoned, patience_seconds=_PATIENCE_SECONDS)
+
+
+class _Answering:
+    """One connection: answers its asks, one after the other."""
+
+    def __init__(self, server: UcxServer, control: Control) -> None:
+        self._server = server
+        self._control = control
+        self._station = server.new_station()
+        self._station.watch(control)
+        self._address = b""
+        self._finished = False
+
+    def answer(self, ask: Ask) -> End:
+        """Send what was asked for; raises the reason when it does not count."""
+        check, chunks = self._server.admit(ask)
+        self._connect(ask.address)
+        self._finished = False
+        copier = self._server.copier(self._station)
+        try:
+            digest = self._send(chunks, copier, check)
+        finally:
+            copier.close()
+        # All bytes were read by now: what is under way is a copy of them.
+        check()
+        self._station.wait(lambda: self._finished, lambda: self._look(check))
+        rdma, detail = self._station.path()
+        return End(rdma=rdma, detail=detail, digest=digest)
+
+    def _send(self, chunks: list[Chunk], copier: Copier, check: Callable[[], None]) -> bytes:
+        station, first = self._station, self._station.messages
+        digest = xxh3_64()
+
+        def look() -> None:
+            self._look(check)
+
+        for number, chunk in enumerate(chunks, first):
+            if number >= first + station.window:
+                station.finish(number - station.window, look)
+            check()
+            copier.copy(_gathering(chunk, station.offset(number)))
+            if self._server.checksums:
+                digest.update(station.part(number, chunk.size_bytes))
+            station.post_send(number, chunk.size_bytes)
+        for number in range(max(first, station.messages - station.window), station.messages):
+            station.finish(number, look)
+        return digest.digest() if self._server.checksums else b""
+
+    def _look(self, check: Callable[[], None]) -> None:
+        """Raise when the reader has gone, or may not go on."""
+        message = self._control.poll()
+        if isinstance(message, Finish):
+            self._finished = True
+        elif message is not None:
+            raise ProtocolError("a pull is under way already")
+        check()
+
+    def _connect(self, address: bytes) -> None:
+        if address == self._address:
+            return
+        if self._address or not 0 < len(address) <= _MAX_ADDRESS_BYTES:
+            raise PullError(Reason.RANGE, "address: not a worker's, or another one than before")
+        self._station.connect(address)
+        self._address = address
+
+    def close(self) -> None:
+        """End the connection's worker."""
+        self._server.abandon(self._station)
+
+
+def _gathering(chunk: Chunk, place: int) -> Runs:
+    lengths = np.asarray(chunk.lengths, np.int64)
+    return Runs(
+        source=np.asarray(chunk.offsets, np.int64),
+        target=place + np.cumsum(lengths) - lengths,
+        length=lengths,
+    )
