@@ -14,17 +14,10 @@ import structlog
 from nearkv.agent.movers.limits import GRACE_MS, MoverLimits
 from nearkv.agent.movers.messages import FromMover, Quit, Ready, Setup, Trouble
 from nearkv.agent.movers.process import MoverProcess
+from nearkv.agent.movers.purposes import Purpose
 from nearkv.transfer.backends.contract import monotonic_ms
 
 log = structlog.get_logger(__name__)
-
-
-class Kind(StrEnum):
-    """What a mover is for."""
-
-    PULL = "pull"
-    SERVE = "serve"
-    PROBE = "probe"
 
 
 class Cause(StrEnum):
@@ -60,10 +53,11 @@ class Mover:
     """
 
     def __init__(
-        self, kind: Kind, key: str, plan: MoverPlan, *, on_exit: Callable[["Mover"], None]
+        self, purpose: Purpose, plan: MoverPlan, *, on_exit: Callable[["Mover"], None]
     ) -> None:
-        self.kind = kind
-        self.key = key
+        self.purpose = purpose
+        self.kind = purpose.kind
+        self.key = purpose.key
         self.users = 0
         self.has_target = False
         self.sources: set[str] = set()
@@ -85,7 +79,7 @@ class Mover:
             plan.command, on_message=self._on_message, on_exit=self._on_process_exit
         )
         self._start_timer = loop.call_later(plan.limits.start_seconds, self._give_up_start)
-        self._log = log.bind(mover=self.pid, kind=kind.value, key=key)
+        self._log = log.bind(mover=self.pid, **purpose.labels)
         self._process.send(plan.setup)
 
     @property

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from nearkv.agent.movers.purposes import Purpose
+
 _NO_WAIT_CRASHES = 1
 """One crash may be bad luck: the next pull starts a mover at once."""
 
@@ -27,9 +29,9 @@ class History:
     pause_seconds: float
     limit_seconds: float
     jitter: Callable[[], float]
-    fates: dict[tuple[str, str], Fate] = field(default_factory=dict)
+    fates: dict[Purpose, Fate] = field(default_factory=dict)
 
-    def failed(self, purpose: tuple[str, str], why: str, *, now: float) -> None:
+    def failed(self, purpose: Purpose, why: str, *, now: float) -> None:
         """Note that a mover failed without having done anything of use."""
         fate = self.fates.setdefault(purpose, Fate())
         fate.restarts += 1
@@ -41,19 +43,19 @@ class History:
             pause = min(self.limit_seconds, self.pause_seconds * 2 ** min(doublings, 30))
             fate.not_before = now + pause * self.jitter()
 
-    def succeeded(self, purpose: tuple[str, str]) -> None:
+    def succeeded(self, purpose: Purpose) -> None:
         """Note that a mover did what it is for."""
         fate = self.fates.get(purpose)
         if fate is not None:
             fate.crashes_in_a_row = 0
             fate.not_before = 0.0
 
-    def wait_seconds(self, purpose: tuple[str, str], *, now: float) -> float:
+    def wait_seconds(self, purpose: Purpose, *, now: float) -> float:
         """Return how long no mover may be started; 0 when one may."""
         fate = self.fates.get(purpose)
         return 0.0 if fate is None else max(0.0, fate.not_before - now)
 
     def drop(self, key: str) -> None:
         """Forget an engine rank that is gone."""
-        for purpose in [purpose for purpose in self.fates if purpose[1] == key]:
+        for purpose in [purpose for purpose in self.fates if purpose.key == key]:
             del self.fates[purpose]

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from nearkv.agent.movers.handle import Cause, Kind
+from nearkv.agent.movers.handle import Cause
+from nearkv.agent.movers.purposes import Kind
 from nearkv.transfer.backends.contract import PullRequest
 from nearkv.transfer.layout import KvMemory
 
@@ -51,6 +52,7 @@ class MoverStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     key: str
+    transport: str = ""
     pid: int | None = None
     state: str
     in_flight: int = 0

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nearkv.agent.movers.handle import Cause, Kind, Mover, MoverPlan
+from nearkv.agent.movers.handle import Cause, Mover, MoverPlan
 from nearkv.agent.movers.jobs import EngineMemory, MoverCounts, MoverStatus, PullJob
 from nearkv.agent.movers.limits import DEFAULT_LIMITS, GRACE_MS, MoverLimits
 from nearkv.agent.movers.messages import (
@@ -26,6 +26,7 @@ from nearkv.agent.movers.messages import (
     Withdraw,
 )
 from nearkv.agent.movers.process import MOVER_COMMAND
+from nearkv.agent.movers.purposes import Kind, Purpose, purpose_of
 from nearkv.agent.movers.roster import Call, Roster
 from nearkv.agent.movers.undisturbed import undisturbed
 from nearkv.transfer.backends.contract import Grant, Probe, PullReport
@@ -71,7 +72,7 @@ class MoverPool:
         self._check_time(job)
         if job.source is not None and job.source.slots_fd is None:
             raise PullError(Reason.NO_SOURCE, "the source has no lease slots")
-        mover = self._roster.get(Kind.PULL, job.target.key)
+        mover = self._roster.get(purpose_of(Kind.PULL, job.target.key, job.backend))
         if mover.users >= self._limits.max_queued:
             raise PullError(Reason.BUSY, f"{mover.users} pulls wait for this engine's mover")
         keys = {job.target.key} | ({job.source.key} if job.source else set())
@@ -103,7 +104,7 @@ class MoverPool:
         """
         if source.slots_fd is None:
             raise PullError(Reason.NO_SOURCE, "the source has no lease slots")
-        mover = self._roster.get(Kind.SERVE, source.key)
+        mover = self._roster.get(purpose_of(Kind.SERVE, source.key, backend))
         with self._roster.using(mover, {source.key}) as call:
             await mover.started(timeout_seconds=self._limits.start_seconds)
             if call.lost or not mover.ready:
@@ -125,9 +126,9 @@ class MoverPool:
 
     async def withdraw(self, source_key: str, ticket: bytes) -> None:
         """End a grant; unknown ones are passed over."""
-        mover = self._roster.find(Kind.SERVE, source_key)
-        if mover is not None and mover.grants.pop(ticket, None) is not None:
-            mover.send(Withdraw(ticket=ticket))
+        for mover in self._roster.serving(source_key):
+            if mover.grants.pop(ticket, None) is not None:
+                mover.send(Withdraw(ticket=ticket))
 
     async def drop(self, key: str) -> None:
         """Have nobody map the memory of an engine rank that is gone.
@@ -193,7 +194,7 @@ class MoverPool:
         if finished is None:
             raise self._loss(mover, call, job)
         if finished.report is not None:
-            self._roster.history.succeeded((mover.kind, mover.key))
+            self._roster.history.succeeded(mover.purpose)
             return finished.report
         reason = Reason(finished.reason)
         if reason == Reason.CANCELLED:
@@ -219,11 +220,11 @@ class MoverPool:
         if offered.reason:
             raise PullError(Reason(offered.reason), offered.message)
         mover.grants[grant.ticket] = grant.expires_at_ms
-        self._roster.history.succeeded((mover.kind, mover.key))
+        self._roster.history.succeeded(mover.purpose)
         return offered.offer
 
     async def _probe(self, backend: str) -> Probe:
-        mover = self._roster.start(Kind.PROBE, backend)
+        mover = self._roster.start(Purpose(Kind.PROBE, backend))
         try:
             await mover.started(timeout_seconds=self._limits.start_seconds)
             _, answer = mover.ask(lambda number: RunProbe(id=number, backend=backend))

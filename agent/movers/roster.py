@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from nearkv.agent.movers.handle import Cause, Kind, Mover, MoverPlan
+from nearkv.agent.movers.handle import Cause, Mover, MoverPlan
 from nearkv.agent.movers.history import Fate, History
 from nearkv.agent.movers.jobs import MoverCounts, MoverStatus
 from nearkv.agent.movers.messages import Forget, Forgotten
+from nearkv.agent.movers.purposes import Kind, Purpose
 from nearkv.transfer.errors import PullError, Reason
 
 log = structlog.get_logger(__name__)
@@ -40,43 +41,47 @@ class Roster:
         self._plan = plan
         self._limits = plan.limits
         self._now = now
-        self._movers: dict[tuple[str, str], Mover] = {}
+        self._movers: dict[Purpose, Mover] = {}
         self._alive: set[Mover] = set()
         self._calls: set[Call] = set()
         self._closed = False
 
-    def find(self, kind: Kind, key: str) -> Mover | None:
+    def find(self, purpose: Purpose) -> Mover | None:
         """Return the mover for a purpose that is not about to end, if there is one."""
-        mover = self._movers.get((kind, key))
+        mover = self._movers.get(purpose)
         return None if mover is None or mover.cause is not None else mover
 
-    def get(self, kind: Kind, key: str) -> Mover:
+    def serving(self, key: str) -> list[Mover]:
+        """Return the movers that serve an engine rank's memory."""
+        return [mover for mover in self._alive if mover.key == key and mover.kind == Kind.SERVE]
+
+    def get(self, purpose: Purpose) -> Mover:
         """Return the mover for a purpose, started if there is none; raises ``PullError``."""
-        mover = self.find(kind, key)
+        mover = self.find(purpose)
         if mover is not None and not self._closed:
             return mover
-        wait_seconds = self.history.wait_seconds((kind, key), now=self._now())
+        wait_seconds = self.history.wait_seconds(purpose, now=self._now())
         if wait_seconds:
             raise PullError(
                 Reason.MOVER_LOST, f"its movers keep dying: none is started for {wait_seconds:.1f}s"
             )
         self._make_room()
-        mover = self._movers[kind, key] = self.start(kind, key)
+        mover = self._movers[purpose] = self.start(purpose)
         return mover
 
-    def start(self, kind: Kind, key: str) -> Mover:
+    def start(self, purpose: Purpose) -> Mover:
         """Start a mover for the caller alone; raises ``PullError``."""
         if self._closed:
             raise PullError(Reason.AGENT_LOST, "the agent is shutting down")
         try:
-            mover = Mover(kind, key, self._plan, on_exit=self._on_exit)
+            mover = Mover(purpose, self._plan, on_exit=self._on_exit)
         except OSError as error:
-            self.history.failed((kind, key), str(error), now=self._now())
-            log.exception("mover_not_started", kind=kind.value, key=key)
+            self.history.failed(purpose, str(error), now=self._now())
+            log.exception("mover_not_started", **purpose.labels)
             raise PullError(Reason.MOVER_LOST, f"no mover can be started: {error}") from error
         self._alive.add(mover)
-        self.counts.started[kind] += 1
-        log.info("mover_started", mover=mover.pid, kind=kind.value, key=key)
+        self.counts.started[purpose.kind] += 1
+        log.info("mover_started", mover=mover.pid, **purpose.labels)
         return mover
 
     @contextmanager
@@ -95,8 +100,8 @@ class Roster:
 
     def kill(self, mover: Mover, cause: Cause) -> None:
         """Kill a mover at once; whoever comes next gets another."""
-        if self._movers.get((mover.kind, mover.key)) is mover:
-            del self._movers[mover.kind, mover.key]
+        if self._movers.get(mover.purpose) is mover:
+            del self._movers[mover.purpose]
         mover.end(cause)
 
     async def drop(self, key: str) -> None:
@@ -127,17 +132,18 @@ class Roster:
     def describe(self) -> list[MoverStatus]:
         """Return the state of all movers, and of those that failed and were not replaced."""
         running = [self._status(mover) for mover in self._alive]
-        purposes = {(mover.kind, mover.key) for mover in self._alive}
+        purposes = {mover.purpose for mover in self._alive}
         failed = [
             MoverStatus(
-                kind=kind,
-                key=key,
+                kind=purpose.kind,
+                key=purpose.key,
+                transport=purpose.transport,
                 state="failed",
                 restarts=fate.restarts,
                 last_failure=fate.last_failure,
             )
-            for (kind, key), fate in self.history.fates.items()
-            if (kind, key) not in purposes
+            for purpose, fate in self.history.fates.items()
+            if purpose not in purposes
         ]
         return sorted(running + failed, key=lambda status: (status.key, status.kind))
 
@@ -153,29 +159,24 @@ class Roster:
 
     def _retire(self, mover: Mover, cause: Cause) -> None:
         """End an unused mover in good order; whoever comes next gets another."""
-        if self._movers.get((mover.kind, mover.key)) is mover:
-            del self._movers[mover.kind, mover.key]
+        if self._movers.get(mover.purpose) is mover:
+            del self._movers[mover.purpose]
         mover.quit(cause)
 
     def _on_exit(self, mover: Mover) -> None:
         self._alive.discard(mover)
-        if self._movers.get((mover.kind, mover.key)) is mover:
-            del self._movers[mover.kind, mover.key]
+        if self._movers.get(mover.purpose) is mover:
+            del self._movers[mover.purpose]
         cause = mover.cause or Cause.CRASHED
         self.counts.ended[mover.kind, cause] += 1
-        facts = {
-            "mover": mover.pid,
-            "kind": mover.kind.value,
-            "key": mover.key,
-            "cause": cause.value,
-        }
+        facts = {"mover": mover.pid, **mover.purpose.labels, "cause": cause.value}
         if cause not in _FAILURES:
             log.info("mover_ended", **facts)
             return
         log.warning("mover_lost", **facts, how=mover.exit_text)
         if mover.kind != Kind.PROBE:
             why = f"{cause.value}: {mover.exit_text}"
-            self.history.failed((mover.kind, mover.key), why, now=self._now())
+            self.history.failed(mover.purpose, why, now=self._now())
 
     def _look_again(self, mover: Mover) -> None:
         """End a mover later, if nobody has used it until then."""
@@ -204,11 +205,12 @@ class Roster:
         await mover.ended()
 
     def _status(self, mover: Mover) -> MoverStatus:
-        fate = self.history.fates.get((mover.kind, mover.key), Fate())
+        fate = self.history.fates.get(mover.purpose, Fate())
         state = "ready" if mover.ready else "starting"
         return MoverStatus(
             kind=mover.kind.value,
             key=mover.key,
+            transport=mover.purpose.transport,
             pid=mover.pid,
             state=state if mover.cause is None else "ending",
             in_flight=mover.in_flight,

@@ -4,9 +4,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from nearkv.agent.movers.handle import Kind
 from nearkv.agent.movers.jobs import EngineMemory, MoverCounts, MoverStatus, PullJob
 from nearkv.agent.movers.pool import MoverPool
+from nearkv.agent.movers.purposes import Kind
 from nearkv.transfer.backends.contract import Grant, Path, Probe, PullReport
 from nearkv.transfer.errors import PullError, Reason
 

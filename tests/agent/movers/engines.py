@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearkv.agent.movers.handle import Kind
 from nearkv.agent.movers.jobs import EngineMemory, PullJob
+from nearkv.agent.movers.purposes import Kind
 from nearkv.transfer.backends.contract import Fence, Grant, PullRequest, monotonic_ms
 from nearkv.transfer.errors import TransferError
 from nearkv.transfer.layout import KvMemory

@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from nearkv.agent.movers.handle import Cause, Kind
+from nearkv.agent.movers.handle import Cause
+from nearkv.agent.movers.purposes import Kind
 from nearkv.transfer.errors import Reason
 from tests.agent.movers.engines import (
     SCRIBBLING,

@@ -1,8 +1,9 @@
 """When a mover may be started again (pure)."""
 
 from nearkv.agent.movers.history import History
+from nearkv.agent.movers.purposes import Kind, Purpose, purpose_of
 
-PULL = ("pull", "d")
+PULL = Purpose(Kind.PULL, "d")
 
 
 def history(**changes):
@@ -48,7 +49,13 @@ def test_a_pull_that_is_done_makes_up_for_all_crashes():
 
 def test_an_engine_that_is_gone_is_forgotten_for_all_purposes():
     book = history()
-    for purpose in (PULL, ("serve", "d"), ("pull", "e")):
+    for purpose in (PULL, Purpose(Kind.SERVE, "d", "ucx"), Purpose(Kind.PULL, "e")):
         book.failed(purpose, "again", now=100.0)
     book.drop("d")
-    assert list(book.fates) == [("pull", "e")]
+    assert list(book.fates) == [Purpose(Kind.PULL, "e")]
+
+
+def test_libraries_that_disturb_each_other_get_movers_of_their_own():
+    assert purpose_of(Kind.PULL, "d", "shm") == purpose_of(Kind.PULL, "d", "tcp")
+    purposes = {purpose_of(Kind.PULL, "d", name) for name in ("tcp", "ucx", "nixl")}
+    assert len(purposes) == 3

@@ -6,8 +6,9 @@ import signal
 
 import pytest
 
-from nearkv.agent.movers.handle import Cause, Kind
+from nearkv.agent.movers.handle import Cause
 from nearkv.agent.movers.jobs import EngineMemory, PullJob
+from nearkv.agent.movers.purposes import Kind
 from nearkv.transfer.backends.contract import monotonic_ms
 from nearkv.transfer.errors import Reason
 from nearkv.transfer.lease import SlotTable

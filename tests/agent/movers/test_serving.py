@@ -7,8 +7,9 @@ import signal
 
 import pytest
 
-from nearkv.agent.movers.handle import Cause, Kind
+from nearkv.agent.movers.handle import Cause
 from nearkv.agent.movers.jobs import PullJob
+from nearkv.agent.movers.purposes import Kind
 from nearkv.transfer.backends.contract import monotonic_ms
 from nearkv.transfer.errors import Reason
 from tests.agent.movers.engines import (

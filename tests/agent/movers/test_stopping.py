@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nearkv.agent.movers.handle import Cause, Kind
+from nearkv.agent.movers.handle import Cause
+from nearkv.agent.movers.purposes import Kind
 from nearkv.transfer.errors import Reason
 from tests.agent.movers.engines import (
     SCRIBBLING,
