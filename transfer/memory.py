@@ -87,15 +87,16 @@ def open_region(fd: int, layout: KvMemory, *, writable: bool) -> Region:
     :class:`PullError` (``MEMORY``) for memory whose owner could still take it away, or that
     is smaller than its layout.
     """
-    return Region(_open(fd, layout.size, writable=writable), layout)
+    return Region(open_memory(fd, layout.size, writable=writable), layout)
 
 
 def open_slots(fd: int, count: int) -> SlotTable:
     """Map an engine's lease slots for reading; raises :class:`PullError` (``MEMORY``)."""
-    return SlotTable(_open(fd, count * SLOT_BYTES, writable=False))
+    return SlotTable(open_memory(fd, count * SLOT_BYTES, writable=False))
 
 
-def _open(fd: int, size_bytes: int, *, writable: bool) -> memoryview:
+def open_memory(fd: int, size_bytes: int, *, writable: bool) -> memoryview:
+    """Map sealed memory; raises :class:`PullError` (``MEMORY``). See :func:`open_region`."""
     check_sealed(fd, size_bytes)
     try:
         view = _map(fd, size_bytes, writable=writable)

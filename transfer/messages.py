@@ -25,6 +25,8 @@ import msgspec
 from nearkv.transfer.manifest import Compatibility, Prefix
 
 PROTOCOL = 1
+MOVER_GRACE_MS = 250
+"""How long after a pull's deadline its mover may live; see ``docs/adr/0006``."""
 
 MEMFD = "memfd"
 CUDA_VMM = "cuda_vmm"

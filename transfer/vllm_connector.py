@@ -32,6 +32,7 @@ from nearkv.transfer.connector.scheduler_side import RequestFacts, SchedulerSide
 from nearkv.transfer.connector.settings import read_settings
 from nearkv.transfer.connector.steps import StepPlan
 from nearkv.transfer.connector.worker_side import WorkerSide
+from nearkv.transfer.cuda.engine_checks import why_not_shared
 from nearkv.transfer.errors import PullError, Reason, TransferError
 from nearkv.transfer.lease import SlotTable
 from nearkv.transfer.memory import create_slots
@@ -113,6 +114,9 @@ class NodeAgentConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerSide | None = None
         self._allocation = KvAllocation()
         self._failed: set[int] = set()
+        # Of an engine that only produces, vLLM may give out blocks that a step on its way still
+        # writes: nothing else may write into them.
+        self._may_load = bool(transfer.is_kv_consumer)
         reason = self._why_off()
         if reason is not None:
             logger.warning("nearkv: transfers are off (%s): %s", reason.reason, reason)
@@ -132,7 +136,7 @@ class NodeAgentConnector(KVConnectorBase_V1, SupportsHMA):
             self._vllm_config.cache_config, "calculate_kv_scales", False
         ):
             return PullError(Reason.DTYPE, "fp8 scales computed at run time do not travel")
-        return None
+        return why_not_shared(self._vllm_config)
 
     @property
     def _block_size(self) -> int:
@@ -171,12 +175,10 @@ class NodeAgentConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning("nearkv: transfers are off (%s): %s", error.reason, error)
             self._worker = None
             return
-        memory = self._allocation.memory
-        assert memory is not None  # noqa: S101 - checked by locate_blocks
         first = next(iter(kv_caches.values()))
         self._worker.register(
             epoch=self._epoch,
-            fd=memory.fd,
+            shared=self._allocation.shared,
             memory=MemoryMap(
                 **{name: getattr(layout, name) for name in MemoryMap.__struct_fields__}
             ),
@@ -239,7 +241,7 @@ class NodeAgentConnector(KVConnectorBase_V1, SupportsHMA):
 
     def on_new_request(self, request: VllmRequest) -> None:
         """Ask about the lease that a request brings."""
-        if self._scheduler is not None and request.kv_transfer_params:
+        if self._scheduler is not None and self._may_load and request.kv_transfer_params:
             tokens = request.prompt_token_ids or ()
             self._scheduler.request_added(_facts(request, tokens), request.kv_transfer_params)
 
@@ -284,7 +286,10 @@ class NodeAgentConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             return False, None
         params = request.kv_transfer_params
-        computed = request.all_token_ids[: request.num_computed_tokens] if params else ()
+        # With asynchronous scheduling a later step may be on its way to the device already:
+        # its tokens count as computed, but their KV is not written yet.
+        written = request.num_computed_tokens - getattr(request, "num_in_flight_tokens", 0)
+        computed = request.all_token_ids[: max(0, written)] if params else ()
         completed = request.status.name in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
         return self._scheduler.request_finished(
             _facts(request, computed), params, block_ids, completed=completed

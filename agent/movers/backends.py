@@ -12,6 +12,7 @@ Constructor = Callable[..., Backend]
 
 MODULES = {
     "shm": ("nearkv.transfer.backends.shm", "ShmBackend"),
+    "cuda": ("nearkv.transfer.cuda.device_backend", "CudaBackend"),
     "tcp": ("nearkv.agent.movers.securing", "tcp_backend"),
     "ucx": ("nearkv.transfer.backends.ucx", "UcxBackend"),
     "nixl": ("nearkv.transfer.backends.nixl", "NixlBackend"),

@@ -11,11 +11,12 @@ from enum import StrEnum
 import msgspec
 import structlog
 
-from nearkv.agent.movers.limits import GRACE_MS, MoverLimits
+from nearkv.agent.movers.limits import MoverLimits
 from nearkv.agent.movers.messages import FromMover, Quit, Ready, Setup, Trouble
 from nearkv.agent.movers.process import MoverProcess
 from nearkv.agent.movers.purposes import Purpose
 from nearkv.transfer.backends.contract import monotonic_ms
+from nearkv.transfer.messages import MOVER_GRACE_MS
 
 log = structlog.get_logger(__name__)
 
@@ -195,7 +196,7 @@ class Mover:
 
     def _unexpected(self, returncode: int) -> Cause:
         """Return why it ended when nobody here ended it."""
-        overdue_ms = monotonic_ms() - GRACE_MS
+        overdue_ms = monotonic_ms() - MOVER_GRACE_MS
         overdue = any(deadline_ms <= overdue_ms for deadline_ms in self._deadlines_ms.values())
         return Cause.OVERDUE if overdue and returncode == -signal.SIGKILL else Cause.CRASHED
 

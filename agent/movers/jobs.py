@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from nearkv.agent.movers.handle import Cause
+from nearkv.agent.movers.messages import HOST_MEMORY, MemoryForm
 from nearkv.agent.movers.purposes import Kind
 from nearkv.transfer.backends.contract import PullRequest
 from nearkv.transfer.layout import KvMemory
@@ -17,7 +18,8 @@ class EngineMemory:
 
     ``key`` is unique among what is registered (engine, epoch and rank, say). The descriptors
     must stay open until :meth:`MoverPool.drop` was called with it. ``slots_fd`` holds
-    ``slots`` lease slots; without them the memory can be pulled into, but not from.
+    ``slots`` lease slots; without them the memory can be pulled into, but not from. ``form``
+    says what kind of memory ``fd`` is of.
     """
 
     key: str
@@ -25,6 +27,7 @@ class EngineMemory:
     layout: KvMemory
     slots_fd: int | None = None
     slots: int = 0
+    form: MemoryForm = HOST_MEMORY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,6 @@
 
 from dataclasses import dataclass
 
-GRACE_MS = 250
-"""How long after a pull's deadline its mover may live, in milliseconds.
-
-The engine frees the blocks of a pull at its deadline and this much later, without being told
-(docs/adr/0006); the connector counts on the same figure.
-"""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoverLimits:

@@ -5,12 +5,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from nearkv.agent.movers.messages import HOST_MEMORY, MemoryForm
 from nearkv.transfer.backends.contract import Region, Source
 from nearkv.transfer.errors import PullError, TransferError
 from nearkv.transfer.layout import KvMemory
 from nearkv.transfer.memory import open_region, open_slots
+from nearkv.transfer.messages import MEMFD
 
 T = TypeVar("T")
 
@@ -46,9 +48,10 @@ class _Once(Generic[T]):
 class TargetMemory:
     """The memory that a mover writes into; owns ``fd`` until it is mapped."""
 
-    def __init__(self, fd: int, layout: KvMemory) -> None:
+    def __init__(self, fd: int, layout: KvMemory, form: MemoryForm = HOST_MEMORY) -> None:
         self._fds = [fd]
         self._layout = layout
+        self._form = form
         self._region = _Once(self._map)
 
     def region(self) -> Region:
@@ -57,7 +60,7 @@ class TargetMemory:
 
     def _map(self) -> Region:
         try:
-            return open_region(self._fds[0], self._layout, writable=True)
+            return _open(self._fds[0], self._layout, self._form, writable=True)
         finally:
             _close_all(self._fds)
 
@@ -65,10 +68,18 @@ class TargetMemory:
 class SourceMemory:
     """Memory to read from, with its lease slots; owns the descriptors until they are mapped."""
 
-    def __init__(self, fd: int, slots_fd: int, layout: KvMemory, slots: int) -> None:
+    def __init__(
+        self,
+        fd: int,
+        slots_fd: int,
+        layout: KvMemory,
+        slots: int,
+        form: MemoryForm = HOST_MEMORY,
+    ) -> None:
         self._fds = [fd, slots_fd]
         self._layout = layout
         self._slots = slots
+        self._form = form
         self._source = _Once(self._map)
 
     def source(self) -> Source:
@@ -81,7 +92,11 @@ class SourceMemory:
         source = self._source.take()
         if source is None:
             return True
-        held = (weakref.ref(source.region.view.obj), weakref.ref(source.slots))
+        held: list[weakref.ref[Any]] = [weakref.ref(source.slots)]
+        if self._form.kind == MEMFD:
+            held.append(weakref.ref(source.region.view.obj))
+        elif not _close_on_device(source.region):
+            return False
         del source
         if any(reference() is not None for reference in held):
             gc.collect()
@@ -90,10 +105,37 @@ class SourceMemory:
     def _map(self) -> Source:
         try:
             fd, slots_fd = self._fds
-            region = open_region(fd, self._layout, writable=False)
-            return Source(region, open_slots(slots_fd, self._slots))
+            slots = open_slots(slots_fd, self._slots)
+            return Source(_open(fd, self._layout, self._form, writable=False), slots)
         finally:
             _close_all(self._fds)
+
+
+def _open(fd: int, layout: KvMemory, form: MemoryForm, *, writable: bool) -> Region:
+    """Open KV memory of whatever form; raises ``PullError``."""
+    if form.kind == MEMFD:
+        return open_region(fd, layout, writable=writable)
+    # Only movers of engines on devices need the driver.
+    from nearkv.transfer.cuda.driver import load_driver  # noqa: PLC0415 (see above)
+    from nearkv.transfer.cuda.regions import (  # noqa: PLC0415 (see above)
+        DeviceHandle,
+        open_device_region,
+    )
+
+    handle = DeviceHandle(kind=form.kind, device=form.device, fd=fd, handle=form.handle)
+    return open_device_region(load_driver(), handle, layout, writable=writable)
+
+
+def _close_on_device(region: Region) -> bool:
+    """Unmap device memory, which no reference keeps; False when the driver did not let go."""
+    from nearkv.transfer.cuda.regions import DeviceRegion  # noqa: PLC0415 (loaded already)
+
+    try:
+        if isinstance(region, DeviceRegion):
+            region.close()
+    except PullError:
+        return False
+    return True
 
 
 def _close_all(fds: list[int]) -> None:

@@ -23,6 +23,7 @@ import msgspec
 
 from nearkv.transfer.backends.contract import Grant, Probe, PullReport, PullRequest
 from nearkv.transfer.layout import KvMemory
+from nearkv.transfer.messages import MEMFD
 
 # -- To the mover -----------------------------------------------------------------------
 
@@ -35,10 +36,22 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     options: dict[str, dict[str, Any]] = {}
 
 
+class MemoryForm(msgspec.Struct, frozen=True, kw_only=True):
+    """What kind of memory a descriptor is of; see ``transfer.messages.RegisterWorker``."""
+
+    kind: str = MEMFD
+    device: str = ""
+    handle: bytes = b""
+
+
+HOST_MEMORY = MemoryForm()
+
+
 class AddTarget(msgspec.Struct, frozen=True, kw_only=True, tag="add_target"):
     """The memory that this mover pulls into; brings its descriptor."""
 
     layout: KvMemory
+    form: MemoryForm = HOST_MEMORY
     fds: int = 1
 
 
@@ -48,6 +61,7 @@ class AddSource(msgspec.Struct, frozen=True, kw_only=True, tag="add_source"):
     key: str
     layout: KvMemory
     slots: int
+    form: MemoryForm = HOST_MEMORY
     fds: int = 2
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from nearkv.agent.movers.handle import Cause, Mover, MoverPlan
 from nearkv.agent.movers.jobs import EngineMemory, MoverCounts, MoverStatus, PullJob
-from nearkv.agent.movers.limits import DEFAULT_LIMITS, GRACE_MS, MoverLimits
+from nearkv.agent.movers.limits import DEFAULT_LIMITS, MoverLimits
 from nearkv.agent.movers.messages import (
     AddSource,
     AddTarget,
@@ -31,6 +31,7 @@ from nearkv.agent.movers.roster import Call, Roster
 from nearkv.agent.movers.undisturbed import undisturbed
 from nearkv.transfer.backends.contract import Grant, Probe, PullReport
 from nearkv.transfer.errors import PullError, Reason
+from nearkv.transfer.messages import MOVER_GRACE_MS
 
 Answer = asyncio.Future[FromMover | None]
 
@@ -163,11 +164,13 @@ class MoverPool:
         try:
             await asyncio.wait({answer}, timeout=self._seconds_to(job.deadline_ms))
         except asyncio.CancelledError:
-            seconds = min(self._limits.cancel_seconds, self._seconds_to(job.deadline_ms + GRACE_MS))
+            seconds = min(
+                self._limits.cancel_seconds, self._seconds_to(job.deadline_ms + MOVER_GRACE_MS)
+            )
             await undisturbed(self._stop_pull(mover, number, answer, seconds, Cause.KILLED))
             raise
         if not answer.done():
-            seconds = self._seconds_to(job.deadline_ms + GRACE_MS)
+            seconds = self._seconds_to(job.deadline_ms + MOVER_GRACE_MS)
             await undisturbed(self._stop_pull(mover, number, answer, seconds, Cause.OVERDUE))
         finished = answer.result() if answer.done() else None
         return finished if isinstance(finished, PullFinished) else None
@@ -255,12 +258,17 @@ def _introduce(mover: Mover, target: EngineMemory | None, source: EngineMemory |
     """Hand a mover the descriptors that it does not have yet; raises ``PullError``."""
     try:
         if target is not None and not mover.has_target:
-            mover.send(AddTarget(layout=target.layout), (target.fd,))
+            mover.send(AddTarget(layout=target.layout, form=target.form), (target.fd,))
             mover.has_target = True
         if source is not None and source.key not in mover.sources:
             slots_fd = -1 if source.slots_fd is None else source.slots_fd
             mover.send(
-                AddSource(key=source.key, layout=source.layout, slots=source.slots),
+                AddSource(
+                    key=source.key,
+                    layout=source.layout,
+                    slots=source.slots,
+                    form=source.form,
+                ),
                 (source.fd, slots_fd),
             )
             mover.sources.add(source.key)

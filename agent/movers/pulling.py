@@ -13,7 +13,6 @@ import msgspec
 
 from nearkv.agent.movers.backends import Backends
 from nearkv.agent.movers.guarding import KillTimer
-from nearkv.agent.movers.limits import GRACE_MS
 from nearkv.agent.movers.links import LinkShelf, Way, closed_on_error
 from nearkv.agent.movers.memories import SourceMemory, TargetMemory
 from nearkv.agent.movers.messages import (
@@ -27,6 +26,7 @@ from nearkv.agent.movers.messages import (
 )
 from nearkv.transfer.backends.contract import Link, PullReport, Region, Stop
 from nearkv.transfer.errors import PullError, Reason, TransferError
+from nearkv.transfer.messages import MOVER_GRACE_MS
 
 Send = Callable[[msgspec.Struct], None]
 
@@ -73,11 +73,11 @@ class Puller:
 
     def add_target(self, message: AddTarget, fds: list[int]) -> None:
         """Take the memory to pull into."""
-        self._target = TargetMemory(fds[0], message.layout)
+        self._target = TargetMemory(fds[0], message.layout, message.form)
 
     def add_source(self, message: AddSource, fds: list[int]) -> None:
         """Take memory to pull from."""
-        memory = SourceMemory(fds[0], fds[1], message.layout, message.slots)
+        memory = SourceMemory(fds[0], fds[1], message.layout, message.slots, message.form)
         self._sources[message.key] = _Source(message.key, memory)
 
     def pull(self, message: Pull) -> None:
@@ -167,7 +167,7 @@ class Puller:
 
     def _arm(self) -> None:
         if self._running:
-            self._timer.arm(min(job.pull.deadline_ms for job in self._running) + GRACE_MS)
+            self._timer.arm(min(job.pull.deadline_ms for job in self._running) + MOVER_GRACE_MS)
         else:
             self._timer.disarm()
 

@@ -31,7 +31,7 @@ class Servers:
 
     def add_source(self, message: AddSource, fds: list[int]) -> None:
         """Take memory to serve."""
-        memory = SourceMemory(fds[0], fds[1], message.layout, message.slots)
+        memory = SourceMemory(fds[0], fds[1], message.layout, message.slots, message.form)
         self._sources[message.key] = memory
 
     def offer(self, message: MakeOffer) -> None:

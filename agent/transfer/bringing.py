@@ -13,8 +13,8 @@ from nearkv.agent.movers.jobs import PullJob
 from nearkv.agent.movers.pool import MoverPool
 from nearkv.agent.transfer.backend_choice import BackendProbes, retry_backends, usable_backends
 from nearkv.agent.transfer.lookups import name_of, seconds_until
+from nearkv.agent.transfer.memory_forms import SHM, path_within_node
 from nearkv.agent.transfer.metrics import RETRIED, TransferMetrics
-from nearkv.agent.transfer.path_costs import SHM
 from nearkv.agent.transfer.peer_client import PeerClient
 from nearkv.agent.transfer.peer_messages import OpenAnswer, PeerOpen, PeerRenew, PeerWithdraw
 from nearkv.agent.transfer.pull_orders import PullOrder
@@ -101,12 +101,13 @@ class Bringer:
         memory = registration.memories.get(order.rank)
         if memory is None:
             raise PullError(Reason.TOPOLOGY, f"tp_rank: the source has no rank {order.rank}")
+        order.backend = path_within_node(memory.form, order.target.form)
         job = PullJob(
             target=order.target,
             request=order.request(memory.layout),
             deadline_ms=order.deadline_ms,
             source=memory,
-            backend=SHM,
+            backend=order.backend,
         )
 
         async def renew() -> None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nearkv.agent.settings import PathPriorSettings
+from nearkv.agent.transfer.memory_forms import WITHIN_NODE
 from nearkv.path_cost import PathCost, PathCostModel
 from nearkv.state.model import PathReading
 from nearkv.transfer.backends.contract import Path
 
-SHM = "shm"
 _MAX_PAIRS = 1024
 _MAX_PATHS = 8
 _PUBLISH_SECONDS = 1.0
@@ -29,7 +29,7 @@ class PathPriors:
 
     def of(self, path: Path) -> PathCost:
         """Return the prior of a path."""
-        if path.name == SHM:
+        if path.name in WITHIN_NODE:
             return self.same_node
         return self.rdma if path.rdma else self.tcp
 
@@ -126,7 +126,7 @@ class PathCosts:
         return [
             (source, pair.path.name)
             for source, pair in self._pairs.items()
-            if pair.used_at is not None and pair.path.name != SHM and not pair.path.rdma
+            if pair.used_at is not None and pair.path.name not in WITHIN_NODE and not pair.path.rdma
         ]
 
     def describe(self, now: float) -> list[dict[str, Any]]:

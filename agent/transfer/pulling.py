@@ -17,8 +17,9 @@ from nearkv.agent.transfer.bringing import Bringer
 from nearkv.agent.transfer.inflight import InflightLimit
 from nearkv.agent.transfer.known_leases import KnownLease, KnownLeases
 from nearkv.agent.transfer.lookups import seconds_until
+from nearkv.agent.transfer.memory_forms import WITHIN_NODE
 from nearkv.agent.transfer.metrics import CANCELLED, DONE, FAILED, TransferMetrics
-from nearkv.agent.transfer.path_costs import SHM, PathCosts
+from nearkv.agent.transfer.path_costs import PathCosts
 from nearkv.agent.transfer.pull_orders import PullOrder
 from nearkv.agent.transfer.registry import Owner, Registration
 from nearkv.transfer.backends.contract import PullReport
@@ -200,7 +201,7 @@ class PullDesk:
         if not order.is_cold:
             self._costs.measured(order.source_node, path, size_bytes, seconds, now=now)
         self._metrics.pull_done(path.name, size_bytes=size_bytes, seconds=seconds)
-        if self._bringer.is_here(order.source_node) and path.name != SHM:
+        if self._bringer.is_here(order.source_node) and path.name not in WITHIN_NODE:
             self._metrics.detour_taken()
         return PullDone(id=order.number, path=path.name, size_bytes=size_bytes, seconds=seconds)
 

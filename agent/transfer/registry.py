@@ -12,8 +12,10 @@ from typing import Protocol
 import msgspec
 
 from nearkv.agent.movers.jobs import EngineMemory
+from nearkv.agent.movers.messages import HOST_MEMORY, MemoryForm
 from nearkv.agent.transfer.compatibility import digest_compatibility
 from nearkv.agent.transfer.leasing import EngineLeases, LeaseLimits
+from nearkv.agent.transfer.memory_forms import read_form
 from nearkv.transfer.errors import LayoutError, Reason, TransferError
 from nearkv.transfer.layout import KvMemory
 from nearkv.transfer.manifest import Compatibility
@@ -46,6 +48,7 @@ class Worker:
     fd: int
     layout: KvMemory
     compatibility: Compatibility
+    form: MemoryForm = HOST_MEMORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ class Registry:
         changed and ``fd`` is the caller's still.
         """
         _check_names(message.protocol, message.engine, message.epoch, message.tenant)
+        form = read_form(message)
         layout = _read_layout(message.memory)
         _check_compatibility(message.compatibility, layout)
         self._check_against_known(message)
@@ -129,7 +133,7 @@ class Registry:
             departure.owners.append(replaced.owner)
             departures.append(departure)
         registration.tenant = message.tenant
-        registration.workers[rank] = Worker(owner, fd, layout, message.compatibility)
+        registration.workers[rank] = Worker(owner, fd, layout, message.compatibility, form)
         self._complete(registration)
         return departures
 
@@ -211,6 +215,7 @@ class Registry:
                 layout=worker.layout,
                 slots_fd=scheduler.slots_fd,
                 slots=scheduler.slots,
+                form=worker.form,
             )
             for rank, worker in registration.workers.items()
         }

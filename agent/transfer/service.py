@@ -17,8 +17,8 @@ from nearkv.agent.transfer.assembling import Surroundings, Workings, assemble
 from nearkv.agent.transfer.backend_choice import BackendProbes
 from nearkv.agent.transfer.data_address import backend_options
 from nearkv.agent.transfer.describing import describe_transfer, list_problems, read_gauges
+from nearkv.agent.transfer.memory_forms import SHM
 from nearkv.agent.transfer.metrics import TransferGauges
-from nearkv.agent.transfer.path_costs import SHM
 from nearkv.agent.transfer.peer_api import LeaseApi, PeerApi
 from nearkv.agent.transfer.peer_client import PeerClient
 from nearkv.agent.transfer.peer_listener import (

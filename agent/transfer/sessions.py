@@ -15,6 +15,7 @@ import structlog
 from nearkv.agent.transfer.connection import Connection, close_fds, peer_uid
 from nearkv.agent.transfer.departing import Departures
 from nearkv.agent.transfer.lookups import LookupDesk
+from nearkv.agent.transfer.memory_forms import check_memory
 from nearkv.agent.transfer.metrics import TransferMetrics
 from nearkv.agent.transfer.pulling import PullDesk
 from nearkv.agent.transfer.registry import Registration, Registry
@@ -113,7 +114,9 @@ class EngineSessions:
         self, session: "EngineSession", message: RegisterWorker | RegisterScheduler, fds: list[int]
     ) -> Registration:
         """Register what came on a connection; raises :class:`TransferError`, owning no ``fds``."""
-        if len(fds) != 1:
+        if isinstance(message, RegisterWorker):
+            check_memory(message, fds)
+        elif len(fds) != 1:
             raise TransferError(Reason.MALFORMED, "fds: a registration brings one descriptor")
         mode = self._mode_of(message.engine)
         if mode != "agent":
@@ -123,7 +126,6 @@ class EngineSessions:
         (fd,) = fds
         registry = self.desks.registry
         if isinstance(message, RegisterWorker):
-            check_sealed(fd, message.memory.size)
             departures = registry.add_worker(message, fd, session)
         else:
             check_sealed(fd, message.slots * SLOT_BYTES)

@@ -18,6 +18,7 @@ import numpy as np
 
 from nearkv.agent.app import build_app as build_agent
 from nearkv.agent.settings import AgentSettings
+from nearkv.block_keys import KeyNamespace, chain_keys, pack_tokens, root_key
 from nearkv.demo.engine_env import ensure_engine_env
 from nearkv.demo.engines import Engine, real_engine, transfer_args
 from nearkv.demo.models import ensure_model
@@ -107,6 +108,17 @@ class Stack:
             answer = await response.json()
             assert response.status == 200, answer
             return response.headers, answer
+
+    async def knows_blocks(self, name: str, prompt: list[int]) -> None:
+        """Wait until the ingress knows that an engine holds all whole blocks of a prompt."""
+        fleet = self.knowledge.fleet
+        view = fleet.engines[name]
+        root = root_key(KeyNamespace(view.info.key_model))
+        keys = chain_keys(root, pack_tokens(prompt), view.info.block_size)
+        if keys:
+            await eventually(
+                lambda: fleet.match(keys).get(name, 0) == len(keys), what="blocks are known"
+            )
 
     async def statuses(self) -> list[dict]:
         """What the agents say of themselves."""
@@ -206,3 +218,16 @@ def corrupted(engine: Engine):
         finally:
             content ^= 0x55
             del content
+
+
+def resident_bytes(process_group: int) -> int:
+    """Add up what the processes of a group hold, shared memory left out."""
+    total = 0
+    for path in Path("/proc").iterdir():
+        try:
+            if path.name.isdecimal() and os.getpgid(int(path.name)) == process_group:
+                fields = (path / "status").read_text().splitlines()
+                total += sum(int(f.split()[1]) for f in fields if f.startswith("RssAnon:"))
+        except (ProcessLookupError, FileNotFoundError):
+            continue
+    return total * 1024

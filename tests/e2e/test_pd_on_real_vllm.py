@@ -19,6 +19,8 @@ BLOCK = 32
 LENGTHS = (1, 31, 32, 33, 100, 640, 3000)
 MOVED = 'vllm:prompt_tokens_by_source_total{engine="0",model_name="tiny",source="external_kv'
 """What D took over. Its ``usage`` tells what was cached at P instead: that is vLLM's way."""
+COMPUTED = MOVED.replace("external_kv", "local_compute")
+"""What an engine computed of prompts."""
 PATHS = ("shm", "tcp", "ucx", "nixl")
 
 
@@ -56,7 +58,8 @@ def pulls(statuses):
     counted = {}
     for status in statuses:
         for pair in status["transfer"]["pairs"]:
-            counted[pair["path"]] = counted.get(pair["path"], 0) + pair["pulls"]
+            if pair["pulls"]:
+                counted[pair["path"]] = counted.get(pair["path"], 0) + pair["pulls"]
     return counted
 
 
@@ -141,3 +144,26 @@ async def test_leases_end_and_all_blocks_are_free(engines):
         assert await usage() == [0.0, 0.0]
         for status in await stack.statuses():
             assert status["transfer"]["leases"] == {"open": 0, "closing": 0}
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_prefix_on_another_engine_is_pulled(engines, path):
+    """The holder answers a request for one token, all of whose prompt it has."""
+    roles = {"p": "both", "d": "both"}
+    async with agents_and_ingress(engines, path, roles=roles) as stack:
+        for length in LENGTHS:
+            prompt = random_prompt(f"pull {path}", length)
+            alone = await engines.complete("p", prompt)
+            computed = await engines.counter("p", COMPUTED)
+            moved = await engines.counter("d", MOVED)
+            await stack.knows_blocks("p", prompt)
+            headers, answer = await stack.post(
+                "/v1/completions", {"prompt": prompt, "max_tokens": 8}
+            )
+            assert answer["choices"][0]["text"] == alone["choices"][0]["text"], length
+            if transferable(length):
+                assert headers["x-nearkv-reason"] == "pull"
+                assert headers["x-nearkv-prefill-engine"] == "p"
+                assert headers["x-nearkv-engine"] == "d"
+                assert await engines.counter("d", MOVED) - moved == transferable(length)
+                assert await engines.counter("p", COMPUTED) - computed <= BLOCK

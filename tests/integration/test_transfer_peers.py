@@ -18,6 +18,7 @@ from nearkv.errors import ListenError
 from nearkv.serving import running
 from nearkv.transfer.errors import Reason
 from nearkv.transfer.manifest import LeaseRef, Manifest, Prefix, Source
+from nearkv.transfer.messages import LeaseClosed
 from nearkv.transfer.packet import encode_head
 from tests.doubles.kv_engine import FakeEngine, KvShape, pack
 from tests.integration.kv_service import scripted_service
@@ -145,8 +146,7 @@ async def test_an_expired_lease_is_expired_for_readers_too():
         assert (await d.lookup(address, TOKENS)).reason == Reason.EXPIRED
 
 
-async def test_an_engine_that_does_not_close_a_lease_is_counted(monkeypatch):
-    monkeypatch.setattr("nearkv.agent.transfer.leasing.LeaseLimits.close_seconds", 0.05, False)
+async def test_a_lease_is_closing_until_its_engine_says_that_it_is_closed():
     async with two_nodes() as (p, d, one, _):
         p.obeys = False
         address = await p.open_lease(TOKENS, [1, 2, 3, 4])
@@ -154,6 +154,9 @@ async def test_an_engine_that_does_not_close_a_lease_is_counted(monkeypatch):
         d.give_back(address)
         await eventually(lambda: one.service.gauges().leases["closing"], what="it is closing")
         assert one.service.gauges().leases["open"] == 0
+        p.scheduler.send(LeaseClosed(lease=address.lease, why="whatever"))
+        await eventually(lambda: one.count("lease_ends", why="pulled") == 1, what="it ended")
+        assert one.service.gauges().leases["closing"] == 0
 
 
 async def test_a_reader_that_is_done_ends_the_lease_at_its_owner():

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64
 
+from nearkv.transfer.backends.chunk_access import chunk_writes
 from nearkv.transfer.backends.contract import (
     Link,
     Path,
@@ -327,21 +328,23 @@ class TcpLink:
 
     def _receive(self, channel: Channel, header: bytes, offsets: Offsets, check: Check) -> int:
         """Receive chunks until the END that makes them count, or says why they do not."""
-        offer, view, count, corrupt = self._offer, self._target.view, 0, ""
+        offer, count, corrupt = self._offer, 0, ""
         after = DIGEST.size + HEADER.size if offer.checksums else HEADER.size
         block_bytes = self._target.layout.block_bytes
-        for number, chunk in enumerate(cut_stream(offsets, block_bytes, offer.chunk_bytes)):
-            check()
-            _expect_data(channel, header, chunk.size_bytes, check)
-            parts = chunk.views(view)
-            channel.receive(parts, check)
-            behind = receive_bytes(channel, after, check)
-            header = behind[-HEADER.size :]
-            if offer.checksums and behind[: DIGEST.size] != _digest(parts):
-                # If the lease ended, bytes may have changed while they were sent: the END
-                # tells. It comes soon then, as the server looks at the lease for each chunk.
-                corrupt = corrupt or f"chunk {number} does not have its digest"
-            count += len(parts)
+        chunks = cut_stream(offsets, block_bytes, offer.chunk_bytes)
+        at_most = max(1, min(offer.chunk_bytes, offsets.size * block_bytes))
+        with chunk_writes(self._target, chunks, at_most) as staged:
+            for number, (chunk, parts) in enumerate(staged):
+                check()
+                _expect_data(channel, header, chunk.size_bytes, check)
+                channel.receive(parts, check)
+                behind = receive_bytes(channel, after, check)
+                header = behind[-HEADER.size :]
+                if offer.checksums and behind[: DIGEST.size] != _digest(parts):
+                    # If the lease ended, bytes may have changed while they were sent: the END
+                    # tells. It comes soon then, as the server looks at the lease for each chunk.
+                    corrupt = corrupt or f"chunk {number} does not have its digest"
+                count += len(parts)
         _expect_end(channel, header, check)
         if corrupt:
             raise PullError(Reason.CORRUPT, corrupt)

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64
 
+from nearkv.transfer.backends.chunk_access import chunk_reads
 from nearkv.transfer.backends.contract import Grant, Source
 from nearkv.transfer.backends.grants import Grants, granted_blocks
 from nearkv.transfer.backends.stream_plan import Chunk, cut_stream
@@ -204,18 +205,18 @@ class TcpServer:
         """Send what was asked for, and whether it counts; raises the reason when not."""
         grant = self._grants.find(request.ticket)
         chunks = self._chunks(grant, request)
-        view, slots = self._source.region.view, self._source.slots
+        slots = self._source.slots
 
         def check() -> None:
             self._grants.check_standing(grant)
             grant.fence.check(slots)
 
-        for chunk in chunks:
-            check()
-            parts = chunk.views(view)
-            header = HEADER.pack(DATA, chunk.size_bytes)
-            tail = [_digest(parts)] if self._serving.checksums else []
-            channel.send([header, *parts, *tail], check)
+        with chunk_reads(self._source.region, chunks, self._serving.chunk_bytes) as staged:
+            for chunk, parts in staged:
+                check()
+                header = HEADER.pack(DATA, chunk.size_bytes)
+                tail = [_digest(parts)] if self._serving.checksums else []
+                channel.send([header, *parts, *tail], check)
         # All bytes were read by now: the kernel has a copy of them.
         order_reads()
         check()

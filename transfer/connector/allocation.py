@@ -89,7 +89,7 @@ class KvAllocation:
             return None
 
     def _on_host(self, size_bytes: int) -> Tensor:
-        """A memfd is all zeros, as ``torch.zeros`` promises."""
+        """Allocate a memfd, which is all zeros, as ``torch.zeros`` promises."""
         import torch  # type: ignore[import-not-found] # noqa: PLC0415 - only inside vLLM
 
         memory = create_memory(size_bytes)
@@ -104,6 +104,7 @@ class KvAllocation:
         return tensor
 
     def _on_device(self, size_bytes: int, device: Theirs) -> Tensor:
+        """Allocate on the device, in whichever way can be shared there."""
         import torch  # noqa: PLC0415 - only inside vLLM
 
         ordinal = torch.cuda.current_device() if device.index is None else device.index

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nearkv.transfer.agent_client import AgentClient, Hello
+from nearkv.transfer.connector.allocation import SharedMemory
 from nearkv.transfer.connector.settings import ConnectorSettings
 from nearkv.transfer.connector.steps import LoadJob, StepPlan
 from nearkv.transfer.connector.tally import Tally
 from nearkv.transfer.errors import Reason
 from nearkv.transfer.manifest import Compatibility
 from nearkv.transfer.messages import (
+    MOVER_GRACE_MS,
     PROTOCOL,
     CancelPull,
     MemoryMap,
@@ -26,8 +28,6 @@ from nearkv.transfer.messages import (
     ToEngine,
 )
 
-MOVER_GRACE_MS = 250
-"""How long after its deadline a mover may live; the same figure as in ``agent.movers``."""
 _MARGIN_MS = 250
 _AFTER_LOSS_MS = 500
 """Movers die with their agent; this is how long the kernel is given to see to it."""
@@ -62,7 +62,12 @@ class WorkerSide:
         self._client: AgentClient | None = None
 
     def register(
-        self, *, epoch: str, fd: int, memory: MemoryMap, compatibility: Compatibility
+        self,
+        *,
+        epoch: str,
+        shared: SharedMemory,
+        memory: MemoryMap,
+        compatibility: Compatibility,
     ) -> None:
         """Offer the KV memory to the agent, now and whenever the agent was restarted."""
         hello = Hello(
@@ -73,8 +78,12 @@ class WorkerSide:
                 compatibility=compatibility,
                 memory=memory,
                 tenant=self._settings.tenant,
+                memory_kind=shared.kind,
+                device=shared.device,
+                handle=shared.handle,
+                fds=len(shared.fds),
             ),
-            (fd,),
+            shared.fds,
         )
         self._client = AgentClient(
             self._settings.socket_path,

@@ -92,10 +92,16 @@ class DeviceArray:
 
 
 def as_tensor(kv: DeviceKv, device: Any) -> Tensor:  # noqa: ANN401 (a ``torch.device``)
-    """Return an int8 tensor over the memory; raises :class:`PullError` when torch copied it."""
+    """Return an int8 tensor over the memory.
+
+    Raises :class:`PullError` when torch does not take it, or made a copy.
+    """
     import torch  # type: ignore[import-not-found] # noqa: PLC0415 - only inside vLLM
 
-    tensor = torch.as_tensor(DeviceArray(kv), device=device)
+    try:
+        tensor = torch.as_tensor(DeviceArray(kv), device=device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise PullError(Reason.MEMORY, f"torch does not take the memory: {error}") from error
     if tensor.data_ptr() != kv.address or tensor.numel() != kv.size_bytes:
         raise PullError(Reason.MEMORY, "torch made a copy of the memory instead of using it")
     return tensor

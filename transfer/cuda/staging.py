@@ -18,6 +18,9 @@ from nearkv.transfer.cuda.copy_queue import DEPTH, CopyQueue, end_process
 from nearkv.transfer.cuda.driver import Driver
 from nearkv.transfer.errors import PullError, Reason, TransferError
 
+MAX_SLOT_BYTES = 64 << 20
+"""More than any transport's chunk; what a peer asks for must not pin all memory there is."""
+
 StagedChunk = tuple[Chunk, list[memoryview]]
 """A chunk, and where its bytes are on the host, in order, for as long as it is its turn."""
 
@@ -35,12 +38,17 @@ class Staged(Protocol):
 class StagingRing:
     """Pinned slots of ``slot_bytes`` with a queue of copies; for one use at a time.
 
-    Raises :class:`PullError` (``MEMORY``) when no memory can be pinned.
+    Raises :class:`PullError`: ``MEMORY`` when no memory can be pinned, ``RANGE`` for slots
+    that are too large.
     """
 
     def __init__(
         self, context: DeviceContext, slot_bytes: int, *, broken: Broken = end_process
     ) -> None:
+        if not 0 < slot_bytes <= MAX_SLOT_BYTES:
+            raise PullError(
+                Reason.RANGE, f"chunks of {slot_bytes} bytes, at most {MAX_SLOT_BYTES} are staged"
+            )
         self.slot_bytes = slot_bytes
         with ExitStack() as undo:
             with context.use() as driver:

@@ -29,8 +29,8 @@ ingress's is always open. Times are in seconds, sizes in bytes, shares between 0
   `engines[].kv_bytes_per_token`. The ratio is there in any case.
 - **Used** means held by running requests. Cached blocks that no request holds count as free.
 - Which prefixes an engine holds is in the agent's `/v1/state`, not in a label.
-- Each counter and histogram of the ingress also has a `_created` series, the time of its
-  first use.
+- Each counter and histogram of the ingress and of the agent's transfer also has a `_created`
+  series, the time of its first use.
 
 ## Questions and queries
 
@@ -67,6 +67,16 @@ histogram_quantile(0.99, sum by (le) (rate(nearkv_ingress_routing_seconds_bucket
 max(nearkv_agent_metrics_age_seconds)
 nearkv_agent_engine_up == 0
 nearkv_ingress_agents_connected < nearkv_ingress_agents
+
+# Share of pulls that brought nothing, by reason; KV bytes per second by path
+  sum by (reason) (rate(nearkv_agent_transfer_pulls_total{outcome=~"failed|cancelled"}[5m]))
+/ ignoring (reason) group_left
+  sum(rate(nearkv_agent_transfer_pulls_total{outcome!="retried"}[5m]))
+sum by (path) (rate(nearkv_agent_transfer_bytes_total[5m]))
+
+# Alarms: leases that engines do not close, and pulls within a node that leave shared memory
+increase(nearkv_agent_transfer_lease_ends_total{why="unacknowledged"}[15m]) > 0
+increase(nearkv_agent_transfer_same_node_detours_total[15m]) > 0
 ```
 
 ## Labels
@@ -90,7 +100,19 @@ nearkv_ingress_agents_connected < nearkv_ingress_agents
   engine sent nothing, or the client took nothing, for `deadlines.idle_seconds`).
 - `cause` of a broken agent stream: `disconnected`, `closed` (the agent ended it), `silent`,
   `refused` (an HTTP error status), `garbage`.
-- `outcome`: `equal`, `different`.
+- `outcome` of a parity check: `equal`, `different`; of a pull: `done`, `failed`, `cancelled`,
+  `retried` (a first try, beside the outcome of the second); of a lookup: `found`, `nothing`; of a
+  registration: `accepted`, `refused`.
+- `reason` of the agent's transfer: why KV is not taken over, see
+  [http-api.md](http-api.md#reasons-of-transfers); empty where all is well.
+- `path`: `shm`, `tcp`, `ucx`, `nixl`, as the pull really went; `none` where it never began.
+- `cause` of a connection's end: `eof`, `malformed`, `no_handshake`, `refused`, `not_allowed`,
+  `too_many`, `too_slow` (the engine took nothing), `replaced` (by a newer one), `closed`.
+- `why` of a lease's end: `pulled`, `unused`, `expired`, `aborted`, `cancelled`, `reader_gone`,
+  `engine_gone`, `agent_lost`, `refused` (the agent could not keep it), `unacknowledged` (the
+  engine did not close it in time; it does so by itself), `unknown`, `other`.
+- `kind` of a mover: `pull`, `serve`, `probe`; `cause` of its end: `idle`, `done`, `killed`,
+  `overdue` (a pull outlived its deadline), `crashed`, `engine_gone`, `closed`.
 """
 
 _HEADING = "| Series | Type | Labels | Meaning |\n|---|---|---|---|\n"
@@ -125,12 +147,19 @@ def _agent_series() -> list[Series]:
     from nearkv.agent.metrics import NodeCollector  # noqa: PLC0415 - see above
     from nearkv.agent.node_state import NodeState  # noqa: PLC0415 - see above
     from nearkv.agent.state_log import StateLog  # noqa: PLC0415 - see above
+    from nearkv.agent.transfer.metrics import (  # noqa: PLC0415 - see above
+        TransferCollector,
+        TransferGauges,
+        TransferMetrics,
+    )
 
     log = StateLog(boot="none", node="none", version="none")
     registry = create_registry("agent")
     registry.register(
         NodeCollector(NodeState(log, boot="none", flush_seconds=0.0, now=lambda: 0.0))
     )
+    TransferMetrics(registry)
+    registry.register(TransferCollector(TransferGauges))
     return _series_of(registry)
 
 

@@ -61,6 +61,7 @@ class IngressEngine(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
     model: str | None = None
     role: str | None = None
+    transfer: str | None = None
     state: str | None = None
     events: str | None = None
     freshness: str | None = None

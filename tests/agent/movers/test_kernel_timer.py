@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from nearkv.agent.movers.limits import GRACE_MS
 from nearkv.agent.movers.messages import (
     AddTarget,
     Cancel,
@@ -24,6 +23,7 @@ from nearkv.agent.movers.process import MOVER_COMMAND
 from nearkv.transfer.backends.contract import monotonic_ms
 from nearkv.transfer.errors import Reason
 from nearkv.transfer.framing import FrameReader, encode_frame, receive_with_fds, send_with_fds
+from nearkv.transfer.messages import MOVER_GRACE_MS
 from tests.agent.movers.engines import SCRIBBLING, request_of, scribbling
 
 
@@ -129,7 +129,7 @@ async def test_a_mover_that_never_looks_at_its_deadline_is_killed_at_the_end_of_
     agent.pull(d, b"stubborn", in_ms=600)
     await scribbling(d)
     assert exit_of(agent) == -signal.SIGKILL
-    assert monotonic_ms() >= began + 600 + GRACE_MS
+    assert monotonic_ms() >= began + 600 + MOVER_GRACE_MS
 
 
 async def test_a_mover_whose_pulls_are_done_in_time_outlives_their_deadlines(agent, engine):
@@ -140,7 +140,7 @@ async def test_a_mover_whose_pulls_are_done_in_time_outlives_their_deadlines(age
         assert isinstance(agent.receive(), PullFinished)
     agent.pull(d, b"polite", in_ms=300, number=3)
     assert agent.receive().reason == Reason.DEADLINE
-    await asyncio.sleep((300 + GRACE_MS) / 1000)
+    await asyncio.sleep((300 + MOVER_GRACE_MS) / 1000)
     assert agent.mover.poll() is None
     agent.pull(d, b"works", in_ms=20_000, number=4)
     assert agent.receive().id == 4
@@ -152,7 +152,7 @@ async def test_a_pull_that_waits_for_a_thread_does_not_set_the_timer(agent, engi
     agent.pull(d, b"polite", in_ms=20_000, threads=1)
     await scribbling(d)
     agent.pull(d, b"works", in_ms=100, number=2)
-    await asyncio.sleep((100 + 2 * GRACE_MS) / 1000)
+    await asyncio.sleep((100 + 2 * MOVER_GRACE_MS) / 1000)
     assert agent.mover.poll() is None
     agent.send(Cancel(id=1))
     assert (agent.receive().id, agent.receive().reason) == (1, Reason.DEADLINE)

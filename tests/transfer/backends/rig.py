@@ -18,8 +18,8 @@ from nearkv.transfer.backends.contract import (
     monotonic_ms,
 )
 from nearkv.transfer.layout import KvMemory
-from nearkv.transfer.lease import SlotTable
-from nearkv.transfer.memory import create_memory, create_slots, open_region, open_slots
+from nearkv.transfer.lease import SLOT_BYTES, Slot, SlotTable
+from nearkv.transfer.memory import create_memory, create_slots, open_memory, open_region
 
 PATIENCE_MS = 30_000
 UNTOUCHED = 0xEE
@@ -63,6 +63,24 @@ class HookedStop(Stop):
         Stop.check(self)
 
 
+class WatchedSlots(SlotTable):
+    """The server's slots; ``hook`` is called once, after the ``nth`` look at one."""
+
+    def __init__(self, memory) -> None:
+        super().__init__(memory)
+        self.hook: Callable[[], None] = lambda: None
+        self.nth = 0
+        self.looks = 0
+
+    def read(self, index: int) -> Slot:
+        """Read, then perhaps call the hook."""
+        slot = super().read(index)
+        self.looks += 1
+        if self.looks == self.nth:
+            self.hook()
+        return slot
+
+
 def patient() -> Stop:
     """Return a stop that no test should run into."""
     return Stop(deadline_ms=monotonic_ms() + PATIENCE_MS)
@@ -92,7 +110,7 @@ class Rig:
         self.engine_slots = SlotTable(slots_memory.view)
         self.source = Source(
             open_region(source_memory.fd, source_layout, writable=False),
-            open_slots(slots_memory.fd, 8),
+            WatchedSlots(open_memory(slots_memory.fd, 8 * SLOT_BYTES, writable=False)),
         )
         self.target = open_region(target_memory.fd, target_layout or source_layout, writable=True)
         self.server: Server | None = None if kind.handed_over else self.backend.serve(self.source)

@@ -108,6 +108,28 @@ def test_a_slot_closed_in_the_middle_of_a_pull_makes_it_stale(make_rig):
     assert stop.looks >= stop.nth
 
 
+def test_a_slot_closed_right_after_the_first_look_makes_even_the_smallest_pull_stale(make_rig):
+    """The look after the last byte is what counts, however few bytes there are."""
+    rig = make_rig()
+    grant = rig.grant([1])
+    slots = rig.source.slots
+    slots.nth, slots.hook = slots.looks + 1, lambda: rig.engine_slots.close(0)
+    link = rig.connect(grant)
+    assert reason_of(lambda: link.pull(rig.request(grant, [0]), patient())) is Reason.STALE
+
+
+def test_a_slot_closed_before_the_last_look_makes_a_pull_stale(make_rig):
+    rig = make_rig()
+    slots = rig.source.slots
+    rig.pull(rig.grant([1, 2]), [0, 1])
+    looks = slots.looks
+    rig.engine_slots.close(0)
+    assert looks >= 2
+    grant = rig.grant([1, 2])
+    slots.looks, slots.nth, slots.hook = 0, looks - 1, lambda: rig.engine_slots.close(0)
+    assert reason_of(lambda: rig.pull(grant, [0, 1])) is Reason.STALE
+
+
 def test_a_lease_that_expired_is_refused(make_rig):
     rig = make_rig()
     grant = rig.grant([1], ttl_ms=0, grant_ms=PATIENCE_MS)

@@ -2,9 +2,10 @@
 
 import pytest
 
+from nearkv.transfer.connector.allocation import SharedMemory
 from nearkv.transfer.connector.settings import read_settings
 from nearkv.transfer.connector.steps import LoadJob, StepPlan
-from nearkv.transfer.connector.worker_side import MOVER_GRACE_MS, WorkerSide
+from nearkv.transfer.connector.worker_side import WorkerSide
 from nearkv.transfer.manifest import (
     BlockLayout,
     Compatibility,
@@ -14,6 +15,7 @@ from nearkv.transfer.manifest import (
 )
 from nearkv.transfer.memory import create_memory
 from nearkv.transfer.messages import (
+    MOVER_GRACE_MS,
     CancelPull,
     LeaseAddress,
     MemoryMap,
@@ -52,7 +54,7 @@ def clock():
 def side(agent_path, clock):
     memory = create_memory(MEMORY.size)
     side = WorkerSide(read_settings({"engine": "d", "socket": str(agent_path)}, {}), now_ms=clock)
-    side.register(epoch="e1", fd=memory.fd, memory=MEMORY, compatibility=SAME)
+    side.register(epoch="e1", shared=SharedMemory((memory.fd,)), memory=MEMORY, compatibility=SAME)
     yield side
     side.close()
     memory.close()
