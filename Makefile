@@ -7,7 +7,7 @@ PYTEST := PYTHONWARNINGS=default $(RUN) -m pytest -q
 BENCH_VENV := .venv-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all lint format docs bench-index bench-transfer bench-ingress clean
+.PHONY: help setup run demo test test-all lint format docs bench-index bench-transfer bench-ingress check-gpu clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ bench-transfer: $(VENV)/.stamp $(BENCH_VENV)/.stamp-transfer ## Moving KV blocks
 
 bench-ingress: $(VENV)/.stamp ## The ingress in front of four engine doubles, beside a bare proxy
 	@$(RUN) -m tests.benchmarks.bench_ingress
+
+check-gpu: $(VENV)/.stamp ## On a host with a GPU: sharing, copies and movers on the device, 5 minutes at most (ARGS=)
+	@$(RUN) -m tests.gpu.check $(ARGS)
 
 clean: ## Remove what was built; the environments and models stay until `rm -r .venv* build`
 	@rm -rf build/bench build/demo build/lib dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -13,7 +13,7 @@ from nearkv.agent.movers.jobs import PullJob
 from nearkv.agent.movers.pool import MoverPool
 from nearkv.agent.transfer.backend_choice import BackendProbes, retry_backends, usable_backends
 from nearkv.agent.transfer.lookups import name_of, seconds_until
-from nearkv.agent.transfer.memory_forms import SHM, path_within_node
+from nearkv.agent.transfer.memory_forms import SHM, path_within_node, paths_beyond_node
 from nearkv.agent.transfer.metrics import RETRIED, TransferMetrics
 from nearkv.agent.transfer.peer_client import PeerClient
 from nearkv.agent.transfer.peer_messages import OpenAnswer, PeerOpen, PeerRenew, PeerWithdraw
@@ -70,7 +70,8 @@ class Bringer:
             return await self._from_here(order)
         async with _until(order.deadline_ms):
             probes = await self._probes.get()
-        tried = usable_backends(self._rules.backends, probes, require_rdma=self._rules.require_rdma)
+        able = paths_beyond_node(order.target.form, self._rules.backends)
+        tried = usable_backends(able, probes, require_rdma=self._rules.require_rdma)
         try:
             return await self._from_there(order, tried)
         except TransferError as error:

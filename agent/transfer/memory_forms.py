@@ -7,6 +7,7 @@ here than that it is none of another kind.
 
 import os
 import stat
+from collections.abc import Sequence
 
 from nearkv.agent.movers.messages import MemoryForm
 from nearkv.transfer.errors import PullError, Reason, TransferError
@@ -17,6 +18,9 @@ IPC_HANDLE_BYTES = 64
 SHM, CUDA = "shm", "cuda"
 WITHIN_NODE = frozenset({SHM, CUDA})
 """The paths within a node."""
+
+_REACH_DEVICES = frozenset({"tcp"})
+"""Backends to other nodes that bring device memory through the host."""
 
 _MAX_DEVICE_LENGTH = 128
 _NO_DEVICE = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFIFO, stat.S_IFSOCK})
@@ -56,6 +60,18 @@ def check_memory(message: RegisterWorker, fds: list[int]) -> None:
         check_sealed(fds[0], message.memory.size)
     elif stat.S_IFMT(os.fstat(fds[0]).st_mode) in _NO_DEVICE:
         raise TransferError(Reason.MEMORY, f"the descriptor is none of {form.kind} memory")
+
+
+def paths_beyond_node(form: MemoryForm, backends: Sequence[str]) -> list[str]:
+    """Return which backends reach a memory from other nodes; raises :class:`PullError`."""
+    if form.kind == MEMFD:
+        return list(backends)
+    able = [name for name in backends if name in _REACH_DEVICES]
+    if not able:
+        raise PullError(
+            Reason.NO_PATH, f"{form.kind} memory: none of {', '.join(backends)} moves it"
+        )
+    return able
 
 
 def path_within_node(source: MemoryForm, target: MemoryForm) -> str:

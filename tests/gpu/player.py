@@ -6,8 +6,8 @@ test, where the driver is a stand-in.
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -180,15 +180,15 @@ class Player:
         """Measure one copy of everything by one call: the ceiling."""
         origin, region = self._regions[source], self._regions[target]
         size = region.layout.size
-        best = float("inf")
-        with region.memory.context.use() as driver:
-            stream = driver.create_stream()
-            for _ in range(rounds):
-                began = time.perf_counter()
-                driver.copy_on_device(region.memory.address, origin.memory.address, size, stream)
-                driver.synchronise(stream)
-                best = min(best, time.perf_counter() - began)
-            driver.destroy_stream(stream)
+        with region.memory.context.use() as driver, _stream(driver) as stream:
+            best = _best_seconds(
+                lambda: driver.copy_on_device(
+                    region.memory.address, origin.memory.address, size, stream
+                ),
+                driver,
+                stream,
+                rounds,
+            )
         return {"bytes_per_second": size / best}, ()
 
     def do_pull(
@@ -267,29 +267,46 @@ class Player:
         """Measure copies between a pinned memfd and the device, both ways."""
         self.do_hold_context()
         assert self._context is not None  # made above, for the type checker
-        with closing(create_memory(size_bytes)) as host, self._context.use() as driver:
+        data = pattern(3, size_bytes).tobytes()
+        with ExitStack() as undo:
+            host = undo.enter_context(closing(create_memory(size_bytes)))
+            driver = undo.enter_context(self._context.use())
             pointer = address_of(host.view)
-            host.view[:] = pattern(3, size_bytes).tobytes()
+            host.view[:] = data
             driver.pin(pointer, size_bytes)
-            device, stream = driver.allocate(size_bytes), driver.create_stream()
-            speeds = {}
-            copies = {
-                "to_device": lambda: driver.copy_to_device(device, pointer, size_bytes, stream),
-                "to_host": lambda: driver.copy_to_host(pointer, device, size_bytes, stream),
-            }
-            for name, copy in copies.items():
-                if name == "to_host":
-                    host.view[:4096] = bytes(4096)
-                speeds[name] = size_bytes / _best_seconds(copy, driver, stream, rounds)
-            right = bytes(host.view[:4096]) == pattern(3, size_bytes)[:4096].tobytes()
-            driver.destroy_stream(stream)
-            driver.free(device)
-            driver.unpin(pointer)
+            undo.callback(driver.unpin, pointer)
+            device = driver.allocate(size_bytes)
+            undo.callback(driver.free, device)
+            stream = undo.enter_context(_stream(driver))
+            to_device = _best_seconds(
+                lambda: driver.copy_to_device(device, pointer, size_bytes, stream),
+                driver,
+                stream,
+                rounds,
+            )
+            host.view[:] = bytes(size_bytes)
+            to_host = _best_seconds(
+                lambda: driver.copy_to_host(pointer, device, size_bytes, stream),
+                driver,
+                stream,
+                rounds,
+            )
+            right = bytes(host.view) == data
+        speeds = {"to_device": size_bytes / to_device, "to_host": size_bytes / to_host}
         return {**speeds, "right": right}, ()
 
     def do_pid(self) -> Answer:
         """Say which process this is, by its own count."""
         return {"pid": os.getpid()}, ()
+
+
+@contextmanager
+def _stream(driver: Driver) -> Iterator[int]:
+    stream = driver.create_stream()
+    try:
+        yield stream
+    finally:
+        driver.destroy_stream(stream)
 
 
 def _best_seconds(copy: Callable[[], None], driver: Driver, stream: int, rounds: int) -> float:

@@ -5,17 +5,18 @@ What the checks say of real devices only a GPU host can show.
 
 import json
 import os
+import sys
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from nearkv.transfer.cuda.driver import Driver
-from nearkv.transfer.messages import CUDA_VMM
-from tests.gpu import checks, engine_checks, roles
+from tests.gpu import checks, engine_checks
 from tests.gpu.check import ITEMS, Item, Run, main
 from tests.gpu.player import Player
 from tests.gpu.results import (
-    Finding,
     Outcome,
     Result,
     SkippedError,
@@ -25,9 +26,12 @@ from tests.gpu.results import (
     write_results,
 )
 from tests.gpu.stage import ProcessPeer, checked
-from tests.transfer.cuda.fake_cuda import Device, Machine
+from tests.transfer.cuda.fake_cuda import Machine
 
 SIZES = checks.Sizes(shared_bytes=1 << 20, held_bytes=1 << 20, layers=4, block_bytes=4096)
+
+
+HAS_DRIVER = Path("/dev/nvidiactl").exists()
 
 
 class LocalPeer:
@@ -50,7 +54,7 @@ class LocalPeer:
             answer, ours = self._player.answer(command, json.loads(json.dumps(fields)), theirs)
         except SkippedError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (as a player in a process does)
             return checked({"error": f"{command}: {error}"}, [])
         finally:
             for fd in theirs:
@@ -69,10 +73,14 @@ class LocalPeer:
             self._player.close()
 
 
+def leave(_library):
+    """Spoil nothing."""
+
+
 class LocalStage:
     """Players in this process; ``spoil`` gets each player's library first."""
 
-    def __init__(self, machine, spoil=lambda library: None):
+    def __init__(self, machine, spoil=leave):
         self.machine = machine
         self._spoil = spoil
         self.isolated = 0
@@ -103,7 +111,7 @@ def lines():
 
 @pytest.fixture
 def make_run(machine, lines):
-    def make(spoil=lambda library: None, **options):
+    def make(spoil=leave, **options):
         return Run(LocalStage(machine, spoil), SIZES, tell=lines.append, **options)
 
     return make
@@ -238,7 +246,7 @@ def test_what_is_not_installed_is_skipped_with_the_reason(make_run, lines, name)
     assert exit_code(run.results) == 0
 
 
-@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="movers here find a driver")
+@pytest.mark.skipif(HAS_DRIVER, reason="movers here find a driver")
 def test_movers_that_find_no_driver_fail_the_check(make_run):
     run = make_run()
     run.make(Item("movers", engine_checks.check_movers))
@@ -293,33 +301,36 @@ def test_a_run_is_written_down(capsys, tmp_path, machine):
     names = [check["name"] for check in content["checks"]]
     assert names == ["sharing", "nixl"]
     assert content["passed"] == (code == 0)
-    if not os.path.exists("/dev/nvidiactl"):
+    if not HAS_DRIVER:
         assert code == 1
         assert content["checks"][0]["outcome"] == "failed"
     assert "sharing" in capsys.readouterr().out
 
 
+FAILED = Result("c", required=True, outcome=Outcome.FAILED, seconds=2.0)
+
+
 def test_a_line_shows_figures_and_detail():
-    result = Result("copies", True, Outcome.PASSED, 1.25, "fine", {"gb_per_s": 1234.5, "x": 0.5})
+    result = replace(
+        FAILED, name="copies", outcome=Outcome.PASSED, detail="fine",
+        figures={"gb_per_s": 1234.5, "x": 0.5},
+    )  # fmt: skip
     assert line_of(result).split() == (
-        ["copies", "passed", "required", "1.2s", "gb_per_s", "1,234;", "x", "0.5;", "fine"]
+        ["copies", "passed", "required", "2.0s", "gb_per_s", "1,234;", "x", "0.5;", "fine"]
     )
 
 
 def test_only_required_failures_fail_a_run(tmp_path):
-    optional = Result("a", False, Outcome.FAILED, 0)
-    skipped = Result("b", True, Outcome.SKIPPED, 0)
-    failed = Result("c", True, Outcome.FAILED, 0)
+    optional = replace(FAILED, required=False)
+    skipped = replace(FAILED, outcome=Outcome.SKIPPED)
     assert exit_code([optional, skipped]) == 0
-    assert exit_code([optional, failed]) == 1
-    write_results(tmp_path / "r.json", {}, [failed])
+    assert exit_code([optional, FAILED]) == 1
+    write_results(tmp_path / "r.json", {}, [FAILED])
     assert json.loads((tmp_path / "r.json").read_text())["passed"] is False
 
 
-def test_processes_answer_say_what_is_wrong_and_end(tmp_path):
+def test_processes_answer_say_what_is_wrong_and_end():
     """The real thing, with a player that needs no device."""
-    import sys
-
     peer = ProcessPeer((sys.executable, "-m", "tests.gpu.roles", "plain"), 0)
     try:
         assert peer.ask("pid")["pid"] != os.getpid()
@@ -330,10 +341,3 @@ def test_processes_answer_say_what_is_wrong_and_end(tmp_path):
             peer.ask("pid")
     finally:
         peer.close()
-
-
-def test_every_kind_of_player_is_one(machine):
-    assert set(roles.KINDS) == {"plain", "torch", "nixl"}
-    assert Finding().figures == {}
-    assert CUDA_VMM == "cuda_vmm"
-    assert Device().total > SIZES.held_bytes

@@ -6,7 +6,12 @@ import socket
 import pytest
 
 from nearkv.agent.movers.messages import HOST_MEMORY, MemoryForm
-from nearkv.agent.transfer.memory_forms import check_memory, path_within_node, read_form
+from nearkv.agent.transfer.memory_forms import (
+    check_memory,
+    path_within_node,
+    paths_beyond_node,
+    read_form,
+)
 from nearkv.agent.transfer.path_costs import PathPriors
 from nearkv.path_cost import PathCost
 from nearkv.transfer.backends.contract import Path
@@ -105,7 +110,7 @@ def test_a_devices_descriptor_is_a_file_of_its_driver_and_no_other(fds):
 def test_memory_with_a_handle_gets_a_descriptor_that_stands_for_it(fds):
     check_memory(registration(IPC), fds)
     assert len(fds) == 1
-    assert os.fstat(fds[0]).st_rdev == os.stat(os.devnull).st_rdev
+    assert os.fstat(fds[0]).st_rdev == Path(os.devnull).stat().st_rdev
     assert not os.get_inheritable(fds[0])
 
 
@@ -128,3 +133,12 @@ def test_a_path_on_devices_costs_what_a_path_within_the_node_costs_until_measure
     priors = PathPriors(same_node=near, rdma=far, tcp=slow)
     assert priors.of(Path(name="cuda")) == priors.of(Path(name="shm")) == near
     assert priors.of(Path(name="tcp")) == slow
+
+
+def test_host_memory_goes_by_any_transport_and_device_memory_by_those_that_stage_it():
+    assert paths_beyond_node(HOST_MEMORY, ("nixl", "ucx", "tcp")) == ["nixl", "ucx", "tcp"]
+    for form in (VMM, IPC):
+        assert paths_beyond_node(form, ("nixl", "tcp", "ucx")) == ["tcp"]
+        with pytest.raises(PullError, match="none of nixl, ucx moves it") as caught:
+            paths_beyond_node(form, ("nixl", "ucx"))
+        assert caught.value.reason is Reason.NO_PATH

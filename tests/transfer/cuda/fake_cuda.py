@@ -490,6 +490,17 @@ class FakeCuda:
             self.faults.append("host memory was freed under a copy")
         return OK
 
+    def _cuMemHostRegister_v2(self, pointer, size, flags):
+        if self._device_now() is None:
+            return INVALID_CONTEXT
+        self.pinned[pointer.value] = range(size.value)  # only its length is looked at
+        return OK
+
+    def _cuMemHostUnregister(self, pointer):
+        if self.pinned.pop(pointer.value, None) is None:
+            return self._fault("memory was unpinned twice")
+        return OK
+
     def _is_pinned(self, pointer, size):
         return any(
             begin <= pointer and pointer + size <= begin + len(buffer)
