@@ -59,6 +59,7 @@ class LookupDesk:
         self._node = node
         self._key = key
         self._errands: set[asyncio.Task[None]] = set()
+        self._is_ending = False
 
     async def lookup(self, reader: Registration, message: Lookup) -> LookupDone:
         """Answer a lookup by its deadline; never raises but when it is cancelled."""
@@ -87,13 +88,17 @@ class LookupDesk:
         for known in self._known.drop_engine(engine):
             self._let_go(known, "reader_gone")
 
+    def leave_leases_be(self) -> None:
+        """Let no more leases go: it is this agent that ends, and their readers live on."""
+        self._is_ending = True
+
     async def close(self) -> None:
         """Wait for what was begun; each of it has its deadline."""
         await asyncio.gather(*self._errands, return_exceptions=True)
 
     def _let_go(self, known: KnownLease, why: str) -> None:
         """Tell a lease's owner in the background, or not at all: it ends by itself, too."""
-        if not known.may_release:
+        if not known.may_release or self._is_ending:
             return
         if self._is_here(known.address):
             self._source.release(name_of(known.address), why)

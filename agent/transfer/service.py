@@ -152,6 +152,7 @@ class TransferService:
         try:
             async with asyncio.timeout(_STOP_SECONDS):
                 await workings.pulls.close()
+                workings.lookups.leave_leases_be()
                 sessions.close()
                 await workings.departures.finish()
                 await workings.lookups.close()

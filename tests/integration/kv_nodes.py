@@ -1,6 +1,5 @@
 """Agents that move KV, each a node of its own, on loopback and under a short folder."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -44,7 +43,7 @@ async def kv_node(
     **transfer: Any,
 ) -> AsyncIterator[KvNode]:
     """Run an agent with KV transfer; engines are not watched unless configured."""
-    made = None if folder else Path(tempfile.mkdtemp(prefix="nkv-", dir="/tmp"))  # noqa: S108 (socket paths must be short)
+    made = None if folder else Path(tempfile.mkdtemp(prefix="nkv-", dir="/tmp"))
     directory = folder or made
     app = build_agent(
         AgentSettings.model_validate(
@@ -73,4 +72,4 @@ async def kv_node(
 
 def open_descriptors() -> int:
     """Return how many descriptors this process has open."""
-    return len(os.listdir("/proc/self/fd"))
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())

@@ -58,7 +58,7 @@ async def scripted_service(
     **transfer: Any,
 ) -> AsyncIterator[ScriptedService]:
     """Run a service of a node."""
-    directory = Path(tempfile.mkdtemp(prefix="nkv-", dir="/tmp"))  # noqa: S108 (socket paths must be short)
+    directory = Path(tempfile.mkdtemp(prefix="nkv-", dir="/tmp"))
     settings = TransferSettings.model_validate({"peer_listen": "127.0.0.1:0", **transfer})
     abilities = TransferAbilities(modes or {})
     log = StateLog(boot="b", node=node, version="1", transfer_of=abilities.of)

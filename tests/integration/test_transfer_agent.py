@@ -2,8 +2,9 @@
 
 import asyncio
 import gc
-import os
 import re
+import shutil
+import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -26,6 +27,14 @@ from tests.integration.test_transfer_peers import make_certificates
 
 TOKENS = list(range(100, 124))
 BLOCKS = [3, 9, 4, 5, 6]
+SHARED = "a secret"
+
+
+@pytest.fixture
+def folder():
+    made = Path(tempfile.mkdtemp(prefix="nkv-", dir="/tmp"))
+    yield made
+    shutil.rmtree(made)
 
 
 def same(d, mine, p, theirs, rank=0):
@@ -73,8 +82,8 @@ def fields(shape):
 
 async def test_blocks_come_from_another_node():
     async with (
-        kv_node("n1", paths=["tcp"], cluster_secret="s", peer_token="t") as one,
-        kv_node("n2", paths=["tcp"], cluster_secret="s", peer_token="t") as two,
+        kv_node("n1", paths=["tcp"], cluster_secret=SHARED, peer_token=SHARED) as one,
+        kv_node("n2", paths=["tcp"], cluster_secret=SHARED, peer_token=SHARED) as two,
         FakeEngine(one.socket, "p") as p,
         FakeEngine(two.socket, "d") as d,
     ):
@@ -137,7 +146,7 @@ async def test_after_engines_are_gone_nothing_of_them_is_left():
             assert (await d.pull(address, [1])).reason == ""
             (mover,) = movers(node)
             maps = Path(f"/proc/{mover['pid']}/maps")
-            assert maps.read_text().count("memfd:nearkv") >= 2
+            assert mapped(maps) == 2
             await p.disconnect()
             await eventually(
                 lambda: not maps.exists() or mapped(maps) <= 1, what="the source is unmapped"
@@ -159,8 +168,7 @@ def mapped(maps):
         return 0
 
 
-async def test_engines_register_again_with_a_restarted_agent(tmp_path):
-    folder = Path(os.path.realpath(tmp_path))
+async def test_engines_register_again_with_a_restarted_agent(folder):
     async with AsyncExitStack() as engines:
         async with kv_node(folder=folder) as node:
             p = await engines.enter_async_context(FakeEngine(node.socket, "p"))

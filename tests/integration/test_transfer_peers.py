@@ -25,6 +25,7 @@ from tests.integration.kv_service import scripted_service
 from tests.integration.stack import ANY_PORT, eventually
 
 TOKENS = list(range(16))
+SHARED = "a secret"
 
 
 @asynccontextmanager
@@ -183,7 +184,7 @@ async def test_a_reader_that_dies_ends_the_leases_that_it_looked_up():
 
 
 async def test_peers_with_the_right_token_are_served_and_others_not():
-    async with two_nodes(peer_token="t") as (p, d, _, _):
+    async with two_nodes(peer_token=SHARED) as (p, d, _, _):
         assert (await looked_up(p, d)).num_tokens == 16
     async with two_nodes(here={"peer_token": "t"}, there={"peer_token": "x"}) as (p, d, _, _):
         found = await looked_up(p, d)
@@ -239,8 +240,8 @@ async def test_with_tls_both_sides_show_certificates(tmp_path):
         async with aiohttp.ClientSession() as session:
             with pytest.raises(aiohttp.ClientError):
                 await session.post(one.service.peer_url + "/v1/transfer/lookup", ssl=stranger)
+            plain = one.service.peer_url.replace("https", "http")
             with pytest.raises(aiohttp.ClientError):
-                plain = one.service.peer_url.replace("https", "http")
                 await session.post(plain + "/v1/transfer/lookup")
 
 
@@ -265,7 +266,7 @@ async def test_a_listener_without_any_guard_is_a_problem():
     async with scripted_service(peer_listen="0.0.0.0:0", peer_url="http://127.0.0.1:1") as node:
         assert any("hands KV to whoever asks" in text for text in node.service.problems())
     async with scripted_service(
-        peer_listen="0.0.0.0:0", peer_url="http://127.0.0.1:1", peer_token="t"
+        peer_listen="0.0.0.0:0", peer_url="http://127.0.0.1:1", peer_token=SHARED
     ) as node:
         assert node.service.problems() == []
 
@@ -357,7 +358,7 @@ async def test_a_peer_that_is_gone_is_lost():
     async with scripted_service("n2") as node, FakeEngine(node.socket, "d") as d:
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
-            url = "http://127.0.0.1:{}".format(unused.getsockname()[1])
+            url = f"http://127.0.0.1:{unused.getsockname()[1]}"
             lease = msgspec.structs.replace(d.address("l"), node="n1", agent=url)
             found = await d.lookup(lease, TOKENS)
         assert (found.reason, url in found.message) == (Reason.PEER_LOST, True)

@@ -28,7 +28,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     model_id: str = ""
     tenant: str = ""
     lease_seconds: float = 30.0
-    lookup_seconds: float = 1.0
+    lookup_seconds: float = 2.0
     pull_seconds: float = 10.0
     lease_slots: int = 4096
 

@@ -14,7 +14,7 @@ from nearkv.transfer.cuda.allocation import allocate_kv
 from nearkv.transfer.cuda.driver import Driver
 from nearkv.transfer.cuda.engine_checks import why_not_shared
 from nearkv.transfer.errors import PullError, Reason, TransferError
-from tests.transfer.cuda.fake_cuda import GRANULARITY
+from tests.transfer.cuda.fake_machine import GRANULARITY
 from tests.transfer.cuda.torch_stand_in import make_torch
 
 SIZE = 3 * GRANULARITY + 512

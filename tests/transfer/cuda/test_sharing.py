@@ -11,7 +11,7 @@ from nearkv.transfer.cuda.ipc import create_ipc, open_ipc
 from nearkv.transfer.cuda.probe import find_sharing
 from nearkv.transfer.cuda.vmm import create_vmm, import_vmm
 from nearkv.transfer.errors import PullError, Reason
-from tests.transfer.cuda.fake_cuda import GRANULARITY
+from tests.transfer.cuda.fake_machine import GRANULARITY
 
 SIZE = GRANULARITY + 5
 """Not a multiple of what the device allocates in."""
