@@ -119,8 +119,8 @@ def turn_line(turn: TurnReport) -> str:
 def pd_turn_heading() -> str:
     """Give the heading above the lines of turns that were split."""
     return (
-        f"{'turn':>4}  {'prefill -> decode':<{PAIR_WIDTH}} {'prompt':>6} {'computed':>8} {'cached':>6} "
-        f"{'pulled':>6}  {'path':<5} {'size':>8} {'took':>7} {'TTFT':>7}"
+        f"{'turn':>4}  {'prefill -> decode':<{PAIR_WIDTH}} {'prompt':>6} {'computed':>8} "
+        f"{'cached':>6} {'pulled':>6}  {'path':<5} {'size':>8} {'took':>7} {'TTFT':>7}"
     )
 
 
@@ -128,10 +128,10 @@ def pd_turn_line(turn: PdTurn) -> str:
     """Give the line of a turn; ``computed``, ``cached`` and ``pulled`` are the decoder's."""
     engines = f"{turn.prefill_engine or UNKNOWN} -> {turn.decode_engine}"
     return (
-        f"{turn.turn:>4}  {engines:<{PAIR_WIDTH}} {turn.prompt_tokens:>6} {turn.computed_tokens:>8} "
-        f"{turn.cached_tokens:>6} {turn.pulled_tokens:>6}  {turn.path or UNKNOWN:<5} "
-        f"{turn.size_bytes / 1e6:>5.1f} MB {duration(turn.seconds):>7} "
-        f"{duration(turn.ttft_seconds):>7}"
+        f"{turn.turn:>4}  {engines:<{PAIR_WIDTH}} {turn.prompt_tokens:>6} "
+        f"{turn.computed_tokens:>8} {turn.cached_tokens:>6} {turn.pulled_tokens:>6}  "
+        f"{turn.path or UNKNOWN:<5} {turn.size_bytes / 1e6:>5.1f} MB "
+        f"{duration(turn.seconds):>7} {duration(turn.ttft_seconds):>7}"
     )
 
 
