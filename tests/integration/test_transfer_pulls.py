@@ -383,3 +383,10 @@ async def test_pulls_teach_what_the_path_costs():
         assert there.pair["measured"]
         assert there.pair["bytes"] == 21 * 2 * 1024
         assert log.paths["n2", "n2"].points == 0
+
+
+async def test_kv_that_came_without_rdma_is_a_problem_where_that_is_asked_for():
+    async with two_nodes(report_non_rdma=True) as (_, there, p, d):
+        assert there.service.problems() == []
+        assert (await d.pull(await leased(p, d), [1])).reason == ""
+        assert there.service.problems() == ["KV from node n1 comes by tcp, without RDMA"]

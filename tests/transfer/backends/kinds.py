@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from nearkv.transfer.backends.contract import Backend
 from nearkv.transfer.backends.inproc import InprocBackend
+from nearkv.transfer.backends.nixl import NixlBackend
 from nearkv.transfer.backends.shm import ShmBackend
 from nearkv.transfer.backends.tcp import TcpBackend
 from nearkv.transfer.backends.ucx import UcxBackend
@@ -98,7 +99,15 @@ def make_ucx() -> Backend:
     return UcxBackend(chunk_bytes=CHUNK_BYTES)
 
 
-NATIVE_KINDS = {"ucx": Kind("ucx", make_ucx, "ucx", missing=missing("ucxx", "ucxx-cu12"))}
+def make_nixl() -> Backend:
+    """Return nixl with small reads."""
+    return NixlBackend(chunk_bytes=CHUNK_BYTES)
+
+
+NATIVE_KINDS = {
+    "ucx": Kind("ucx", make_ucx, "ucx", missing=missing("ucxx", "ucxx-cu12")),
+    "nixl": Kind("nixl", make_nixl, "nixl", missing=missing("nixl_cu12", "nixl-cu12")),
+}
 """Each needs a process of its own: ``test_native_contract.py`` starts it."""
 
 if NATIVE := os.environ.get("NEARKV_TEST_NATIVE"):
