@@ -28,7 +28,7 @@ import numpy as np
 
 from nearkv.transfer.backends.contract import Grant, PullRequest, Source, Stop
 from nearkv.transfer.backends.grants import Grants, granted_blocks
-from nearkv.transfer.backends.tcp_wire import LENGTH, lost, reading, tune, wait_connected
+from nearkv.transfer.backends.tcp_wire import LENGTH, listen, lost, reading, tune, wait_connected
 from nearkv.transfer.errors import LayoutError, ProtocolError, PullError, Reason, TransferError
 from nearkv.transfer.layout import KvMemory
 
@@ -249,7 +249,7 @@ class ControlServer:
         self._connections: set[_Connection] = set()
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._listener = _listen(listening)
+        self._listener = listen(listening.host, listening.port, backlog=listening.max_connections)
         address = self._listener.getsockname()
         self.host = listening.advertise or str(address[0])
         self.port = int(address[1])
@@ -372,25 +372,6 @@ def _refuse(control: Control, error: TransferError) -> None:
         control.send(end, Limit(_FAREWELL_SECONDS).check)
     except TransferError:
         return
-
-
-def _listen(listening: Listening) -> socket.socket:
-    try:
-        family, kind, number, _, address = socket.getaddrinfo(
-            listening.host, listening.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, number)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(listening.max_connections)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        where = f"{listening.host} port {listening.port}"
-        raise PullError(Reason.NO_PATH, f"cannot listen on {where}: {error.strerror}") from error
-    return listener
 
 
 def ask_for(request: PullRequest, *, address: bytes = b"") -> Ask:

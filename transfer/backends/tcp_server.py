@@ -33,6 +33,7 @@ from nearkv.transfer.backends.tcp_wire import (
     PlainChannel,
     Request,
     TlsChannel,
+    listen,
     pack_end,
     reading,
     receive_bytes,
@@ -83,7 +84,7 @@ class TcpServer:
         self._connections: set[_Connection] = set()
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._listener = _listen(serving)
+        self._listener = listen(serving.host, serving.port, backlog=_BACKLOG)
         address = self._listener.getsockname()
         self.host = serving.advertise or str(address[0])
         self.port = int(address[1])
@@ -281,25 +282,6 @@ def _digest(parts: list[memoryview]) -> bytes:
     for part in parts:
         digest.update(part)
     return DIGEST.pack(digest.intdigest())
-
-
-def _listen(serving: Serving) -> socket.socket:
-    try:
-        family, kind, number, _, address = socket.getaddrinfo(
-            serving.host, serving.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, number)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(_BACKLOG)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        where = f"{serving.host} port {serving.port}"
-        raise PullError(Reason.NO_PATH, f"cannot listen on {where}: {error.strerror}") from error
-    return listener
 
 
 def _wake(listener: socket.socket) -> None:

@@ -270,6 +270,26 @@ def wait_connected(sock: socket.socket, check: Check) -> None:
         raise lost(OSError(code, os.strerror(code)))
 
 
+def listen(host: str, port: int, *, backlog: int) -> socket.socket:
+    """Return a listening socket; raises :class:`PullError` (``NO_PATH``) when it cannot be."""
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, number)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(backlog)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        text = f"cannot listen on {host} port {port}: {error.strerror}"
+        raise PullError(Reason.NO_PATH, text) from error
+    return listener
+
+
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
     """Turn what msgspec raises into :class:`ProtocolError`."""

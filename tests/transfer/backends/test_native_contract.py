@@ -14,6 +14,12 @@ from tests.transfer.backends.kinds import NATIVE, NATIVE_KINDS
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[2]
+PROGRAM = """\
+import os, sys, pytest
+status = pytest.main(sys.argv[1:])
+sys.stdout.flush()
+os._exit(status)  # as movers end: these libraries may crash when an interpreter is taken down
+"""
 SUITES = ("test_contract.py", "test_served.py", "test_pull_property.py")
 
 
@@ -24,7 +30,7 @@ def test_a_native_transport_keeps_the_contract(name):
     reason = NATIVE_KINDS[name].missing()
     if reason:
         pytest.skip(reason)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-c", PROGRAM, "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, *(str(FOLDER / suite) for suite in SUITES)],
         env={**os.environ, "NEARKV_TEST_NATIVE": name, "UCX_NET_DEVICES": "lo"},
