@@ -24,6 +24,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+doctor = typer.Typer(help="Find out why something does not work.", no_args_is_help=True)
+app.add_typer(doctor, name="doctor")
 
 
 class Output(Enum):
@@ -37,6 +39,13 @@ class Output(Enum):
 
 class PlanOutput(Enum):
     """Forms of output of ``plan``."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+class DoctorOutput(Enum):
+    """Forms of output of ``doctor``."""
 
     TABLE = "table"
     JSON = "json"
@@ -184,6 +193,54 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter per option
         kv_dtype=kv_dtype,
     )
     run_plan(question, as_json=output is PlanOutput.JSON)
+
+
+@doctor.callback()
+def doctor_root() -> None:
+    """Find out why something does not work."""
+
+
+@doctor.command("transfer", short_help="Check this host, and the ways between nodes, for KV.")
+def doctor_transfer(
+    agents: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--agent",
+            metavar="URL",
+            help="An agent, to judge ways between nodes; repeatable. Default: NEARKV_AGENTS, "
+            "comma-separated.",
+        ),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", envvar="NEARKV_TOKEN", help="Bearer token for the status endpoints."
+        ),
+    ] = None,
+    timeout_seconds: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Deadline of each request in seconds.")
+    ] = 5.0,
+    socket_dir: Annotated[Path, typer.Option(help="Folder of this host's agent.sock.")] = Path(
+        "/run/nearkv"
+    ),
+    require_rdma: Annotated[  # noqa: FBT002 - typer's way to declare a switch
+        bool, typer.Option("--require-rdma", help="Fail without RDMA instead of warning.")
+    ] = False,
+    output: Annotated[
+        DoctorOutput, typer.Option("-o", "--output", help="Form.")
+    ] = DoctorOutput.TABLE,
+) -> None:
+    """Check what moving KV needs on this host, and which way it goes between nodes."""
+    from nearkv.cli.doctor import DoctorQuestion, run_doctor  # noqa: PLC0415 - as in status
+
+    question = DoctorQuestion(
+        agents=agents or [],
+        token=token,
+        timeout_seconds=timeout_seconds,
+        socket_dir=socket_dir,
+        require_rdma=require_rdma,
+    )
+    raise typer.Exit(run_doctor(question, as_json=output is DoctorOutput.JSON))
 
 
 def main() -> None:
