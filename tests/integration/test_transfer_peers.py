@@ -108,15 +108,19 @@ async def test_tenants_are_kept_apart_unless_that_is_allowed():
 
 
 async def test_a_lease_that_is_on_its_way_is_waited_for():
-    async with two_nodes() as (p, d, _, _):
+    async with two_nodes(lease_wait_seconds=60.0) as (p, d, _, _):
         message = p.lease(TOKENS, [1, 2, 3, 4])
-        asked = asyncio.create_task(d.lookup(p.address(message.lease), TOKENS))
-        other = asyncio.create_task(d.lookup(p.address("0"), TOKENS))
-        await asyncio.sleep(0.05)
+        asked = asyncio.create_task(d.lookup(p.address(message.lease), TOKENS, seconds=15.0))
+        other = asyncio.create_task(d.lookup(p.address("0"), TOKENS, seconds=0.3))
+        assert (await other).reason == Reason.DEADLINE
         assert not asked.done()
         p.scheduler.send(message)
         assert (await asked).num_tokens == 16
-        assert (await other).reason == Reason.UNKNOWN_LEASE
+
+
+async def test_a_lease_that_does_not_come_is_unknown():
+    async with two_nodes(lease_wait_seconds=0.05) as (p, d, _, _):
+        assert (await d.lookup(p.address("0"), TOKENS)).reason == Reason.UNKNOWN_LEASE
 
 
 async def test_leases_that_are_not_there_have_their_reasons():
@@ -178,6 +182,20 @@ async def test_a_reader_that_dies_ends_the_leases_that_it_looked_up():
         await d.lookup(address, TOKENS)
         await d.disconnect()
         await eventually(lambda: one.count("lease_ends", why="reader_gone") == 1, what="it ended")
+
+
+async def test_an_agent_that_stops_leaves_the_leases_that_its_engines_looked_up():
+    async with AsyncExitStack() as stack, AsyncExitStack() as readers_node:
+        enter = stack.enter_async_context
+        one = await enter(scripted_service("n1"))
+        two = await readers_node.enter_async_context(scripted_service("n2"))
+        p = await enter(FakeEngine(one.socket, "p"))
+        d = await enter(FakeEngine(two.socket, "d"))
+        address = await p.open_lease(TOKENS, [1, 2, 3, 4])
+        await d.lookup(address, TOKENS)
+        await readers_node.aclose()
+        assert one.service.gauges().leases == {"open": 1, "closing": 0}
+        assert p.releases == []
 
 
 # -- Trust -----------------------------------------------------------------------------------

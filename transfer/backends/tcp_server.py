@@ -150,7 +150,8 @@ class TcpServer:
             return
         connection = _Connection(channel, time.monotonic())
         with self._lock:
-            refused = self._closing.is_set() or not self._make_room()
+            closing = self._closing.is_set()
+            refused = closing or not self._make_room()
             if not refused:
                 self._connections.add(connection)
                 connection.thread = threading.Thread(
@@ -158,7 +159,7 @@ class TcpServer:
                 )
                 connection.thread.start()
         if refused:
-            if isinstance(channel, PlainChannel):
+            if not closing and isinstance(channel, PlainChannel):
                 _refuse(channel, PullError(Reason.BUSY, "all connections are in use"))
             channel.close()
 

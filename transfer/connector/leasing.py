@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from nearkv.transfer.connector.tally import Tally
 from nearkv.transfer.lease import SlotTable
 from nearkv.transfer.manifest import Prefix
@@ -73,7 +75,8 @@ class LeaseDesk:
             held = self._held.get(lease)
             if held is not None:
                 held.expires_at_ms = min(expires_at_ms, self._now_ms() + self._ttl_ms)
-                opened = held.opened
+                opened = msgspec.structs.replace(held.opened, expires_at_ms=held.expires_at_ms)
+                held.opened = opened
                 self._slots.extend(opened.slot, opened.generation, expiry_ms=held.expires_at_ms)
 
     def end(self, lease: str, why: str) -> LeaseClosed | None:

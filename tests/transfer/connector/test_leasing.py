@@ -96,6 +96,13 @@ def test_renewing_moves_the_expiry_but_never_by_more_than_a_full_time(desk, slot
     assert len(desk.expire()) == 1
 
 
+def test_an_agent_that_was_restarted_learns_the_renewed_expiry(desk, clock):
+    opened = desk.open("r1", [7], PREFIX)
+    clock.ms = 1400
+    desk.renew(opened.lease, 1800)
+    assert [lease.expires_at_ms for lease in desk.open_leases()] == [1800]
+
+
 def test_renewing_an_ended_lease_does_not_open_it_again(desk, slots, clock):
     opened = desk.open("r1", [7], PREFIX)
     desk.end(opened.lease, "pulled")
