@@ -17,7 +17,8 @@ async def backend_options(settings: TransferSettings) -> dict[str, dict[str, Any
     """
     host = settings.data_host or settings.peer_listen.host
     told = urlsplit(settings.peer_url or "").hostname or settings.peer_listen.host
-    tcp: dict[str, Any] = {"host": host, "advertise": await _resolve(told)}
+    address = {"host": host, "advertise": await _resolve(told)}
+    tcp: dict[str, Any] = dict(address)
     tls = settings.peer_tls
     if tls is not None:
         # Readers are told an address and not a name, so the CA alone has to do where there
@@ -28,7 +29,8 @@ async def backend_options(settings: TransferSettings) -> dict[str, dict[str, Any
             "ca": str(tls.ca or ""),
             "check_host": tls.ca is None,
         }
-    return {"tcp": tcp}
+    # Theirs is where readers ask; the bytes take what UCX finds, which no TLS of ours covers.
+    return {"tcp": tcp, "ucx": address, "nixl": address}
 
 
 async def _resolve(host: str) -> str:

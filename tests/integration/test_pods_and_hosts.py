@@ -196,7 +196,8 @@ def two_nodes(folder, hosts, path):
                     home,
                     f"n{i}",
                     within=within,
-                    env={"UCX_NET_DEVICES": devices[i]},
+                    # On one kernel, UCX would look for shared memory between the two.
+                    env={"UCX_NET_DEVICES": devices[i], "UCX_TLS": "tcp,self"},
                     paths=[path],
                     peer_listen=f"{ADDRESSES[i]}:{PEER_PORT}",
                     peer_token="between-agents",  # noqa: S106 - no secret

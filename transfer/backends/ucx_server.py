@@ -95,19 +95,22 @@ class UcxServer:
         self._abandoned.check_room()
         return Station(self._native, chunk_bytes=self._chunk_bytes, window=self._window)
 
-    def admit(self, ask: Ask) -> tuple[Callable[[], None], list[Chunk]]:
-        """Return a check that what was asked for is still allowed, and the chunks to send."""
+    def admit(self, ask: Ask) -> tuple[Grant, list[Chunk]]:
+        """Return the grant of what was asked for, and the chunks to send."""
         grant, blocks = admitted(self._grants, self._source, ask)
         layout = self._source.region.layout
         offsets = block_offsets(layout, np.asarray(blocks, np.int64))
-        chunks = list(cut_stream(offsets, layout.block_bytes, self._chunk_bytes))
+        return grant, list(cut_stream(offsets, layout.block_bytes, self._chunk_bytes))
 
-        def check() -> None:
-            self._server.check_open()
-            self._grants.check_standing(grant)
-            grant.fence.check(self._source.slots)
+    def check_standing(self, grant: Grant) -> None:
+        """Raise when a reader may not go on."""
+        self._server.check_open()
+        self._grants.check_standing(grant)
 
-        return check, chunks
+    def check_lease(self, grant: Grant) -> None:
+        """Raise when what is read now, or was read until now, does not count."""
+        self.check_standing(grant)
+        grant.fence.check(self._source.slots)
 
     def copier(self, station: Station) -> Copier:
         """Return what brings blocks into staging memory."""
@@ -136,47 +139,47 @@ class _Answering:
 
     def answer(self, ask: Ask) -> End:
         """Send what was asked for; raises the reason when it does not count."""
-        check, chunks = self._server.admit(ask)
+        grant, chunks = self._server.admit(ask)
         self._connect(ask.address)
         self._finished = False
         copier = self._server.copier(self._station)
         try:
-            digest = self._send(chunks, copier, check)
+            digest = self._send(grant, chunks, copier)
         finally:
             copier.close()
-        # All bytes were read by now: what is under way is a copy of them.
-        check()
-        self._station.wait(lambda: self._finished, lambda: self._look(check))
+        self._station.wait(lambda: self._finished, lambda: self._look(grant))
         rdma, detail = self._station.path()
         return End(rdma=rdma, detail=detail, digest=digest)
 
-    def _send(self, chunks: list[Chunk], copier: Copier, check: Callable[[], None]) -> bytes:
+    def _send(self, grant: Grant, chunks: list[Chunk], copier: Copier) -> bytes:
         station, first = self._station, self._station.messages
         digest = xxh3_64()
 
         def look() -> None:
-            self._look(check)
+            self._look(grant)
 
         for number, chunk in enumerate(chunks, first):
             if number >= first + station.window:
                 station.finish(number - station.window, look)
-            check()
+            self._server.check_lease(grant)
             copier.copy(_gathering(chunk, station.offset(number)))
             if self._server.checksums:
                 digest.update(station.part(number, chunk.size_bytes))
             station.post_send(number, chunk.size_bytes)
+        # All bytes were read by now: what is under way is a copy of them.
+        self._server.check_lease(grant)
         for number in range(max(first, station.messages - station.window), station.messages):
             station.finish(number, look)
         return digest.digest() if self._server.checksums else b""
 
-    def _look(self, check: Callable[[], None]) -> None:
+    def _look(self, grant: Grant) -> None:
         """Raise when the reader has gone, or may not go on."""
         message = self._control.poll()
         if isinstance(message, Finish):
             self._finished = True
         elif message is not None:
             raise ProtocolError("a pull is under way already")
-        check()
+        self._server.check_standing(grant)
 
     def _connect(self, address: bytes) -> None:
         if address == self._address:
