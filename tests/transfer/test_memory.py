@@ -1,6 +1,7 @@
 """Memfds: what the creator makes, and what a reader insists on before it maps one."""
 
 import fcntl
+import gc
 import mmap
 import os
 import resource
@@ -56,6 +57,7 @@ def make_fd():
 
 
 def mapped_memfds():
+    gc.collect()  # what other tests left behind must not go in the middle of this one
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:" in line]
 
 

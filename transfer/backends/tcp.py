@@ -54,7 +54,7 @@ from nearkv.transfer.backends.tcp_wire import (
 from nearkv.transfer.errors import ProtocolError, PullError, Reason, TransferError
 from nearkv.transfer.layout import Offsets, block_offsets, plan_runs
 
-CHUNK_BYTES = 512 << 10
+CHUNK_BYTES = 1 << 20
 """Small enough to be in a processor's cache between the checksum and the socket."""
 
 LANE_BYTES = 4 << 20
@@ -329,7 +329,7 @@ class TcpLink:
     def _receive(self, channel: Channel, header: bytes, offsets: Offsets, check: Check) -> int:
         """Receive chunks until the END that makes them count, or says why they do not."""
         offer, count, corrupt = self._offer, 0, ""
-        after = DIGEST.size + HEADER.size if offer.checksums else HEADER.size
+        behind = bytearray((DIGEST.size if offer.checksums else 0) + HEADER.size)
         block_bytes = self._target.layout.block_bytes
         chunks = cut_stream(offsets, block_bytes, offer.chunk_bytes)
         at_most = max(1, min(offer.chunk_bytes, offsets.size * block_bytes))
@@ -337,9 +337,9 @@ class TcpLink:
             for number, (chunk, parts) in enumerate(staged):
                 check()
                 _expect_data(channel, header, chunk.size_bytes, check)
-                channel.receive(parts, check)
-                behind = receive_bytes(channel, after, check)
-                header = behind[-HEADER.size :]
+                # The next header comes in the same call, which would cost as much as all else.
+                channel.receive([*parts, memoryview(behind)], check)
+                header = bytes(behind[-HEADER.size :])
                 if offer.checksums and behind[: DIGEST.size] != _digest(parts):
                     # If the lease ended, bytes may have changed while they were sent: the END
                     # tells. It comes soon then, as the server looks at the lease for each chunk.

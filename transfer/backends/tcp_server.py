@@ -255,9 +255,14 @@ class _Limit:
         if time.monotonic() >= self._end:
             raise PullError(Reason.DEADLINE, "the request took too long to come")
 
+    def check_silently(self) -> None:
+        """Raise what is not told the peer: its next request must not find an answer to none."""
+        if time.monotonic() >= self._end:
+            raise PullError(Reason.PEER_LOST, "nothing was asked for")
+
 
 def _receive_request(channel: Channel, limit: _Limit) -> Request:
-    (size,) = LENGTH.unpack(receive_bytes(channel, LENGTH.size, limit.check))
+    (size,) = LENGTH.unpack(receive_bytes(channel, LENGTH.size, limit.check_silently))
     if size > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"a request of {size} bytes is over the limit")
     with reading("request"):

@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.transfer.backends.kinds import KINDS
-from tests.transfer.backends.rig import Rig, layout
+from nearkv.transfer.backends.tcp import TcpBackend
+from tests.transfer.backends.kinds import CHUNK_BYTES, KINDS, Kind
+from tests.transfer.backends.rig import Rig, layout, slow_layout
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
@@ -20,6 +21,22 @@ def make_rig(kind):
 
     def make(source=None, target=None):
         rigs.append(Rig(kind, source or layout(), target))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+@pytest.fixture
+def make_tcp():
+    """Make a rig whose backend has other settings than those of the contract suite."""
+    rigs = []
+
+    def make(source_layout=None, **settings):
+        settings = {"chunk_bytes": CHUNK_BYTES, "buffer_bytes": CHUNK_BYTES, **settings}
+        kind = Kind("tcp", lambda: TcpBackend(**settings), "tcp")
+        rigs.append(Rig(kind, source_layout or slow_layout()))
         return rigs[-1]
 
     yield make

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
 from nearkv.transfer.backends.contract import (
     Fence,
@@ -17,9 +18,11 @@ from nearkv.transfer.backends.contract import (
     Stop,
     monotonic_ms,
 )
+from nearkv.transfer.errors import Reason, TransferError
 from nearkv.transfer.layout import KvMemory
 from nearkv.transfer.lease import SLOT_BYTES, Slot, SlotTable
 from nearkv.transfer.memory import create_memory, create_slots, open_memory, open_region
+from tests.transfer.backends.kinds import SLOW_PULL_BYTES
 
 PATIENCE_MS = 30_000
 UNTOUCHED = 0xEE
@@ -42,6 +45,11 @@ def layout(
         size=size, layers=layers, blocks=blocks, layer_stride=layer_stride,
         block_stride=block_stride, block_bytes=block_bytes, offset=offset,
     )  # fmt: skip
+
+
+def slow_layout() -> KvMemory:
+    """A pull of all of its blocks goes through no buffer at once, on whatever path."""
+    return layout(layers=2, blocks=SLOW_PULL_BYTES // 2 // 32768, block_bytes=32768)
 
 
 @dataclass(slots=True)
@@ -79,6 +87,13 @@ class WatchedSlots(SlotTable):
         if self.looks == self.nth:
             self.hook()
         return slot
+
+
+def reason_of(call: Callable[[], object]) -> Reason:
+    """Return why a call fails; it must."""
+    with pytest.raises(TransferError) as caught:
+        call()
+    return caught.value.reason
 
 
 def patient() -> Stop:

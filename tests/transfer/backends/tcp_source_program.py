@@ -9,8 +9,7 @@ from nearkv.transfer.backends.tcp import TcpBackend
 from nearkv.transfer.lease import SlotTable
 from nearkv.transfer.memory import create_memory, create_slots, open_region, open_slots
 from tests.transfer.backends.kinds import CHUNK_BYTES
-from tests.transfer.backends.rig import PATIENCE_MS
-from tests.transfer.backends.test_contract import slow_layout
+from tests.transfer.backends.rig import PATIENCE_MS, slow_layout
 
 
 def main() -> None:

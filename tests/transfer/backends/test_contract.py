@@ -4,9 +4,16 @@ import numpy as np
 import pytest
 
 from nearkv.transfer.backends.contract import Stop, monotonic_ms
-from nearkv.transfer.errors import Reason, TransferError
-from tests.transfer.backends.kinds import SLOW_PULL_BYTES
-from tests.transfer.backends.rig import PATIENCE_MS, UNTOUCHED, HookedStop, layout, patient
+from nearkv.transfer.errors import Reason
+from tests.transfer.backends.rig import (
+    PATIENCE_MS,
+    UNTOUCHED,
+    HookedStop,
+    layout,
+    patient,
+    reason_of,
+    slow_layout,
+)
 
 LAYOUTS = {
     "by layer": layout(),
@@ -16,17 +23,6 @@ LAYOUTS = {
     "more blocks": layout(blocks=40),
     "interleaved with gaps": layout(interleaved=True, gap_bytes=100, offset=12, blocks=19),
 }
-
-
-def slow_layout():
-    """A pull of all of its blocks goes through no buffer at once, on whatever path."""
-    return layout(layers=2, blocks=SLOW_PULL_BYTES // 2 // 32768, block_bytes=32768)
-
-
-def reason_of(call):
-    with pytest.raises(TransferError) as caught:
-        call()
-    return caught.value.reason
 
 
 @pytest.mark.parametrize("target", LAYOUTS.values(), ids=LAYOUTS)

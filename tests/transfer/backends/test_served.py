@@ -6,8 +6,14 @@ import pytest
 
 from nearkv.transfer.backends.contract import monotonic_ms
 from nearkv.transfer.errors import PullError, Reason, TransferError
-from tests.transfer.backends.kinds import SLOW_PULL_BYTES
-from tests.transfer.backends.rig import PATIENCE_MS, UNTOUCHED, HookedStop, layout, patient
+from tests.transfer.backends.rig import (
+    PATIENCE_MS,
+    UNTOUCHED,
+    HookedStop,
+    patient,
+    reason_of,
+    slow_layout,
+)
 
 REFUSED = (Reason.AUTH, Reason.PEER_REFUSED)
 
@@ -17,12 +23,6 @@ def make_rig(make_rig, kind):
     if kind.handed_over:
         pytest.skip("handed over: there is no server to refuse anything")
     return make_rig
-
-
-def reason_of(call):
-    with pytest.raises(TransferError) as caught:
-        call()
-    return caught.value.reason
 
 
 @pytest.mark.parametrize("ticket", [b"\0" * 16, b"", b"x" * 64], ids=["zeros", "empty", "long"])
@@ -61,7 +61,7 @@ def test_a_withdrawn_grant_is_refused(make_rig):
 
 
 def test_a_grant_withdrawn_in_the_middle_of_a_pull_does_not_count(make_rig):
-    rig = make_rig(layout(blocks=SLOW_PULL_BYTES // 2 // 32768, block_bytes=32768))
+    rig = make_rig(slow_layout())
     count = rig.source.region.layout.blocks
     grant = rig.grant(range(count))
     stop = HookedStop(monotonic_ms() + PATIENCE_MS, hook=lambda: rig.server.withdraw(grant.ticket))
@@ -106,7 +106,7 @@ def test_nothing_is_served_once_the_server_is_closed(make_rig):
 
 
 def test_a_server_closed_in_the_middle_of_a_pull_ends_it(make_rig):
-    rig = make_rig(layout(blocks=SLOW_PULL_BYTES // 2 // 32768, block_bytes=32768))
+    rig = make_rig(slow_layout())
     count = rig.source.region.layout.blocks
     grant = rig.grant(range(count))
     stop = HookedStop(monotonic_ms() + PATIENCE_MS, hook=rig.server.close)
