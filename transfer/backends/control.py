@@ -6,9 +6,12 @@ word on whether what was read counts, on its own clock.
 
 ::
 
-    reader -> server    Ask: which blocks of which grant       (again for each pull)
-                        Finish: all was read; does it count?   (one-sided reads only)
+    reader -> server    Ask: which blocks of which grant         (again for each pull)
+    server -> reader    Admitted, or End with the reason why not
+    reader -> server    Finish: all is here; does it count?      or Stop: never mind
     server -> reader    End: yes, or the reason why not
+
+An End with a reason may come at any time; the connection ends with it.
 
 Each message is a little-endian u32 length and msgpack. Nothing here is secret but the ticket,
 which is good for one grant while it lasts; the bytes themselves are not encrypted either.
@@ -22,11 +25,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from nearkv.transfer.backends.contract import Grant, PullRequest, Source, Stop
+from nearkv.transfer.backends import contract
+from nearkv.transfer.backends.contract import Grant, PullRequest, Source
 from nearkv.transfer.backends.grants import Grants, granted_blocks
 from nearkv.transfer.backends.tcp_wire import LENGTH, listen, lost, reading, tune, wait_connected
 from nearkv.transfer.errors import LayoutError, ProtocolError, PullError, Reason, TransferError
@@ -59,15 +64,23 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     address: bytes = b""
 
 
+class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag="admitted"):
+    """The grant is good: the reader may read its blocks, or is sent them."""
+
+
 class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
-    """The reader has read everything and asks whether it counts."""
+    """The reader has everything and asks whether it counts."""
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """The reader does not go on, and wants to know what was sent."""
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
     """An answer; without a ``reason`` it is a yes.
 
     ``rdma`` and ``detail`` as in ``Path``; ``digest`` is the xxh3-64 of all bytes sent, if
-    agreed.
+    agreed; ``sent`` is how many messages were sent over this connection.
     """
 
     reason: str = ""
@@ -75,9 +88,10 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
     rdma: bool = False
     detail: str = ""
     digest: bytes = b""
+    sent: int = 0
 
 
-Message = Ask | Finish | End
+Message = Ask | Admitted | Finish | Stop | End
 _encoder = msgspec.msgpack.Encoder()
 _decoder: "msgspec.msgpack.Decoder[Message]" = msgspec.msgpack.Decoder(Message)
 
@@ -143,12 +157,19 @@ class Control:
             self._wait(select.POLLIN)
             check()
 
+    def wait(self, seconds: float) -> None:
+        """Wait until something comes, at most so long."""
+        select.select([self._socket], [], [], seconds)
+
+    def end_sending(self) -> None:
+        """Tell the peer that no more will be said."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
     def abort(self) -> None:
         """End the connection; wakes a thread that waits on it."""
-        try:
+        with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return
 
     def close(self) -> None:
         """End the connection and let go of the socket; may be called twice."""
@@ -187,7 +208,7 @@ class Control:
         self._buffer += data
 
 
-def dial(host: str, port: int, stop: Stop) -> Control:
+def dial(host: str, port: int, stop: contract.Stop) -> Control:
     """Connect to a numeric address; raises :class:`PullError`."""
     try:
         family, kind, number, _, address = socket.getaddrinfo(
@@ -232,18 +253,31 @@ class _Connection:
     leaving: bool = field(default=False)
 
 
+class Answering(Protocol):
+    """What attends to one connection's asks."""
+
+    @property
+    def sent(self) -> int:
+        """How many messages were sent."""
+        ...
+
+    def answer(self, ask: Ask) -> End:
+        """Serve a pull until its end; raises the reason when it does not count."""
+        ...
+
+    def close(self) -> None:
+        """End the connection's own affairs; the reader has been told."""
+        ...
+
+
 class ControlServer:
     """Listens, and attends to each connection on a thread of its own.
 
-    ``start`` is called there and returns what answers an ``Ask`` and what ends the connection's
-    own affairs. A refusal is what ``answer`` raises. When all places are taken, the connection
-    that has waited longest makes room. Raises :class:`PullError` (``NO_PATH``) when it cannot
-    listen.
+    ``start`` is called there for a first ask. When all places are taken, the connection that
+    has waited longest makes room. Raises :class:`PullError` (``NO_PATH``) when it cannot listen.
     """
 
-    def __init__(
-        self, listening: Listening, start: Callable[[Control], tuple[Callable[[Ask], End], Check]]
-    ) -> None:
+    def __init__(self, listening: Listening, start: Callable[[Control], Answering]) -> None:
         self._listening = listening
         self._start = start
         self._connections: set[_Connection] = set()
@@ -326,32 +360,29 @@ class ControlServer:
 
     def _attend(self, connection: _Connection) -> None:
         control = connection.control
+        answering: Answering | None = None
         try:
             limit = Limit(self._listening.handshake_seconds)
-            answer, finish = None, _nothing
-            try:
-                while not self.closed:
-                    ask = _expect_ask(control, limit)
-                    connection.waiting_since = 0.0
-                    if answer is None:  # only now: nothing is set up for who asks nothing
-                        answer, finish = self._start(control)
-                    control.send(answer(ask), Limit(self._listening.handshake_seconds).check)
-                    connection.waiting_since = time.monotonic()
-                    limit = Limit(self._listening.idle_seconds)
-            except TransferError as error:
-                _refuse(control, error)
-            except Exception as error:  # noqa: BLE001 (native libraries raise what they like)
-                _refuse(control, PullError(Reason.INTERNAL, f"{type(error).__name__}: {error}"))
-            finally:
-                finish()
+            while not self.closed:
+                ask = _expect_ask(control, limit)
+                connection.waiting_since = 0.0
+                if answering is None:  # only now: nothing is set up for who asks nothing
+                    answering = self._start(control)
+                end = answering.answer(ask)
+                control.send(end, Limit(_FAREWELL_SECONDS).check)
+                connection.waiting_since = time.monotonic()
+                limit = Limit(self._listening.idle_seconds)
+        except TransferError as error:
+            _refuse(control, error, answering)
+        except Exception as error:  # noqa: BLE001 (native libraries raise what they like)
+            wrapped = PullError(Reason.INTERNAL, f"{type(error).__name__}: {error}")
+            _refuse(control, wrapped, answering)
         finally:
-            control.close()
+            if answering is not None:
+                answering.close()
+            _linger(control)
             with self._lock:
                 self._connections.discard(connection)
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _expect_ask(control: Control, limit: Limit) -> Ask:
@@ -363,15 +394,24 @@ def _expect_ask(control: Control, limit: Limit) -> Ask:
     return message
 
 
-def _refuse(control: Control, error: TransferError) -> None:
+def _refuse(control: Control, error: TransferError, answering: Answering | None) -> None:
     """Say why, if the peer still listens."""
     if error.reason is Reason.PEER_LOST:
         return
-    try:
-        end = End(reason=error.reason, message=str(error)[:500])
+    sent = 0 if answering is None else answering.sent
+    end = End(reason=error.reason, message=str(error)[:500], sent=sent)
+    with contextlib.suppress(TransferError):
         control.send(end, Limit(_FAREWELL_SECONDS).check)
-    except TransferError:
-        return
+
+
+def _linger(control: Control) -> None:
+    """Close, but let the peer read what was said: unread bytes here would cut it off."""
+    limit = Limit(_FAREWELL_SECONDS)
+    with contextlib.suppress(TransferError):
+        control.end_sending()
+        while True:
+            control.receive(limit.check)
+    control.close()
 
 
 def ask_for(request: PullRequest, *, address: bytes = b"") -> Ask:

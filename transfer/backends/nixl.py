@@ -26,6 +26,8 @@ from nearkv.transfer.backends.contract import (
 )
 from nearkv.transfer.backends.control import (
     PROTOCOL,
+    Admitted,
+    Ask,
     Control,
     End,
     Finish,
@@ -34,6 +36,7 @@ from nearkv.transfer.backends.control import (
     dial,
     raise_refusal,
 )
+from nearkv.transfer.backends.native_transport import is_rdma
 from nearkv.transfer.backends.nixl_agent import (
     NixlAgent,
     Read,
@@ -49,11 +52,13 @@ from nearkv.transfer.memory import address_of
 
 CHUNK_BYTES = 16 << 20
 WINDOW = 2
-_PATIENCE_SECONDS = 0.25
 _SPINS = 64
 """Polls without a pause: small reads are over within microseconds."""
 _PAUSE_SECONDS = 20e-6
 _POLLS_PER_LOOK = 256
+_EMULATED = "software emulation"
+"""UCX's word for reads that the other side's CPU answers."""
+
 _offers = msgspec.msgpack.Decoder(Offer)
 
 
@@ -90,7 +95,7 @@ class NixlBackend:
     def probe(self) -> Probe:
         """Load NIXL and say whether an RDMA adapter is there for it."""
         try:
-            NixlAgent(f"probe-{secrets.token_hex(4)}", progress_thread=False).close()
+            NixlAgent(f"probe-{secrets.token_hex(4)}").close()
         except PullError as error:
             return Probe(name=self.name, usable=False, detail=str(error))
         path = likely_path()
@@ -112,18 +117,30 @@ class NixlBackend:
 
 
 def likely_path() -> Path:
-    """Return what reads go over, as far as it can be known: NIXL does not tell.
+    """Return what reads probably go over, before there was one.
 
-    RDMA is claimed only where an adapter is active and UCX may use it.
+    RDMA is expected only where an adapter is active and UCX may use it.
     """
     devices = active_rdma_devices()
     rdma = bool(devices) and rdma_is_allowed()
     if rdma:
-        detail = f"UCX over RDMA: {', '.join(devices)}"
+        detail = f"UCX, probably over RDMA: {', '.join(devices)}"
     else:
         why = "no active RDMA adapter" if not devices else "UCX_TLS leaves RDMA out"
         detail = f"UCX without RDMA ({why}): TCP, or CMA within a node"
     return Path(name="nixl", rdma=rdma, detail=detail)
+
+
+def found_path(reads: tuple[str, str] | None) -> Path:
+    """Return what reads went over, by what UCX says: (transport, how).
+
+    Where it says nothing (somebody has set UCX_LOG_FILE, for one), RDMA is not claimed.
+    """
+    if reads is None:
+        return Path(name="nixl", detail="unknown: UCX's log of its choices is not ours to read")
+    transport, how = reads
+    rdma = any(map(is_rdma, transport.split())) and how != _EMULATED
+    return Path(name="nixl", rdma=rdma, detail=f"{transport}: {how}")
 
 
 class NixlLink:
@@ -134,7 +151,8 @@ class NixlLink:
         self._target = target
         self._chunk_bytes = chunk_bytes
         self._path = likely_path()
-        self._agent = NixlAgent(f"nearkv-{secrets.token_hex(8)}", progress_thread=False)
+        self._path_found = False
+        self._agent = NixlAgent(f"nearkv-{secrets.token_hex(8)}")
         self._control: Control | None = None
         self._peer = ""
         try:
@@ -162,23 +180,14 @@ class NixlLink:
         )
         if request.source_layout.size > self._offer.size_bytes:
             raise PullError(Reason.RANGE, "the source's memory is smaller than its layout")
-        reads: deque[Read] = deque()
         try:
-            control.send(ask_for(request), stop.check)
-            _agreed(control, stop)
-            for chunk in cut_runs(runs, chunk_bytes=self._chunk_bytes):
-                while len(reads) >= WINDOW:
-                    self._wait(reads, control, stop)
-                stop.check()
-                reads.append(self._start(chunk))
-            while reads:
-                self._wait(reads, control, stop)
-            control.send(Finish(), stop.check)
-            _agreed(control, stop)
+            self._read(runs, ask_for(request), control, stop)
         except BaseException:
-            self._settle(reads)
             self.close()
             raise
+        if not self._path_found:
+            self._path = found_path(self._agent.reads_by())
+            self._path_found = bool(len(runs))
         return PullReport(
             size_bytes=runs.total_bytes,
             seconds=time.monotonic() - started,
@@ -196,6 +205,21 @@ class NixlLink:
             self._peer = ""
         self._agent.close()
 
+    def _read(self, runs: Runs, ask: Ask, control: Control, stop: Stop) -> None:
+        """Read, a few chunks at a time; a failure leaves reads under way to :meth:`close`."""
+        control.send(ask, stop.check)
+        _expect(Admitted, control, stop)
+        reads: deque[Read] = deque()
+        for chunk in cut_runs(runs, chunk_bytes=self._chunk_bytes):
+            while len(reads) >= WINDOW:
+                self._wait(reads, control, stop)
+            stop.check()
+            reads.append(self._start(chunk))
+        while reads:
+            self._wait(reads, control, stop)
+        control.send(Finish(), stop.check)
+        _expect(End, control, stop)
+
     def _start(self, chunk: Runs) -> Read:
         local = _spans(address_of(self._target.view), chunk.target, chunk.length)
         remote = _spans(self._offer.base_address, chunk.source, chunk.length)
@@ -209,34 +233,28 @@ class NixlLink:
                 break
             if polls % _POLLS_PER_LOOK == _POLLS_PER_LOOK - 1:
                 stop.check()
-                if control.poll() is not None:
-                    raise ProtocolError("the peer spoke out of turn")
+                _hear_refusal(control)
             if polls > _SPINS:
                 time.sleep(_PAUSE_SECONDS)
         reads.popleft().release()
 
-    def _settle(self, reads: deque[Read]) -> None:
-        """See to it that reads under way no longer write: wait a moment, then abort them.
 
-        There is no progress thread: what the CPU copies is copied by polling, which ends here.
-        What an adapter still writes ends with the agent's connections, which close next.
-        """
-        end = time.monotonic() + _PATIENCE_SECONDS
-        for read in reads:
-            try:
-                while time.monotonic() < end and not read.poll():
-                    time.sleep(_PAUSE_SECONDS)
-            except PullError:
-                pass
-            read.release()
+def _hear_refusal(control: Control) -> None:
+    """Raise when the server has said why it does not go on, or is gone."""
+    message = control.poll()
+    if isinstance(message, End):
+        raise_refusal(message)
+    if message is not None:
+        raise ProtocolError("the peer spoke out of turn")
 
 
-def _agreed(control: Control, stop: Stop) -> None:
+def _expect(kind: type[Admitted | End], control: Control, stop: Stop) -> None:
     """Wait for the server's yes; raises its reason when it is a no."""
     answer = control.receive(stop.check)
-    if not isinstance(answer, End):
-        raise ProtocolError("an end was expected")
-    raise_refusal(answer)
+    if isinstance(answer, End):
+        raise_refusal(answer)
+    if not isinstance(answer, kind):
+        raise ProtocolError(f"expected to hear {kind.__name__.lower()}")
 
 
 def _spans(base: int, offsets: np.ndarray, lengths: np.ndarray) -> Spans:

@@ -5,21 +5,33 @@ NIXL 1.5 declares torch and does not need it for host memory: it is installed wi
 ones are never read.
 """
 
+import gc
 import importlib
 import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from nearkv.transfer.backends.native_transport import check_alone, is_rdma, set_defaults
+from nearkv.transfer.backends.ucx_log import arrange_log, read_log, reads_of
 from nearkv.transfer.errors import PullError, Reason
 from nearkv.transfer.memory import address_of
 
 _MODULES = ("nixl_cu12._api", "nixl_cu13._api", "nixl._api")
-_DEFAULTS = {"UCX_WARN_UNUSED_ENV_VARS": "n", "NIXL_LOG_LEVEL": "ERROR"}
+_DEFAULTS = {
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
+    "NIXL_LOG_LEVEL": "ERROR",
+    # Without these, reads over TCP take half the speed.
+    "UCX_TCP_TX_SEG_SIZE": "256k",
+    "UCX_TCP_RX_SEG_SIZE": "256k",
+}
 _INFINIBAND = Path("/sys/class/infiniband")
 _DRAM = "DRAM"
 _Native = Any
@@ -33,6 +45,7 @@ def load_nixl() -> _Native:
     """Return NIXL's module; raises :class:`PullError` (``NO_PATH``) where there is none."""
     check_alone("nixl")
     set_defaults(_DEFAULTS)
+    arrange_log()
     for name in _MODULES:
         try:
             return importlib.import_module(name)
@@ -44,35 +57,36 @@ def load_nixl() -> _Native:
 
 
 class NixlAgent:
-    """One agent with the UCX backend; used by one thread at a time.
+    """One agent with the UCX backend; all but :meth:`progress` are for one thread at a time.
 
-    Raises :class:`PullError` (``NO_PATH``) when it cannot be made. Without a progress thread
-    bytes move only while somebody polls, and on the CPU's transports are then written by the
+    Raises :class:`PullError` (``NO_PATH``) when it cannot be made. There is no progress thread,
+    which would keep a core busy even when nothing is to be done (seen with NIXL 1.5): bytes
+    move only while somebody polls, and on the CPU's transports they are then written by the
     polling thread itself.
     """
 
-    def __init__(self, name: str, *, progress_thread: bool) -> None:
+    def __init__(self, name: str) -> None:
         api = load_nixl()
         self.name = name
+        self._lock = threading.Lock()
         try:
             self._agent: _Native = api.nixl_agent(
-                name,
-                api.nixl_agent_config(enable_prog_thread=progress_thread, backends=["UCX"]),
+                name, api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
             )
         except Exception as error:  # whatever its bindings throw
             raise PullError(Reason.NO_PATH, f"nixl: no agent: {error}") from error
         if "UCX" not in self._agent.backends:
             raise PullError(Reason.NO_PATH, "nixl: it has no UCX plugin")
         self._registered: list[_Native] = []
+        self._reads: list[Read] = []
 
     def register(self, view: memoryview) -> None:
         """Register memory; raises :class:`PullError` (``MEMORY``)."""
-        try:
-            self._registered.append(
-                self._agent.register_memory([(address_of(view), len(view), 0, "")], _DRAM)
-            )
-        except Exception as error:  # whatever its bindings throw
-            raise PullError(Reason.MEMORY, f"nixl: the memory is not taken: {error}") from error
+        span = (address_of(view), len(view), 0, "")
+        taken, why = _tried(lambda: self._agent.register_memory([span], _DRAM))
+        if why:
+            raise PullError(Reason.MEMORY, f"nixl: the memory is not taken: {why}")
+        self._registered.append(taken)
 
     def metadata(self) -> bytes:
         """Return what peers need to reach this agent's memory."""
@@ -83,10 +97,9 @@ class NixlAgent:
 
         Raises :class:`PullError` (``PEER_REFUSED``).
         """
-        try:
-            name = self._agent.add_remote_agent(metadata)
-        except Exception as error:  # whatever its bindings throw
-            raise PullError(Reason.PEER_REFUSED, f"nixl: no way to the peer: {error}") from error
+        name, why = _tried(lambda: self._agent.add_remote_agent(metadata))
+        if why:
+            raise PullError(Reason.PEER_REFUSED, f"nixl: no way to the peer: {why}")
         found = name.decode() if isinstance(name, bytes) else str(name)
         if found != expected:
             self.drop_peer(found)
@@ -95,64 +108,119 @@ class NixlAgent:
 
     def drop_peer(self, name: str) -> None:
         """Forget a peer, so that one of its name that starts anew is not taken for it."""
-        try:
-            self._agent.remove_remote_agent(name)
-        except Exception:  # noqa: BLE001 (whatever its bindings throw; it was gone already)
-            return
+        _tried(lambda: self._agent.remove_remote_agent(name))  # it may have gone by itself
 
     def start_read(self, local: Spans, remote: Spans, peer: str) -> "Read":
         """Start reading from a peer; raises :class:`PullError` (``PEER_LOST``)."""
-        agent = self._agent
-        try:
-            handle = agent.initialize_xfer(
-                "READ",
-                agent.get_xfer_descs(local, _DRAM),
-                agent.get_xfer_descs(remote, _DRAM),
-                peer,
-            )
-            read = Read(agent, handle)
-            read.state = agent.transfer(handle)
-        except Exception as error:  # whatever its bindings throw
-            raise PullError(Reason.PEER_LOST, f"nixl: the read did not start: {error}") from error
+        read = Read(self._agent)
+        self._reads = [held for held in self._reads if not held.released]
+        self._reads.append(read)
+        read.start(local, remote, peer)
         return read
 
+    def progress(self) -> None:
+        """Do the target's part of reads; from any thread."""
+        with self._lock:
+            if self._agent is not None:
+                self._agent.get_new_notifs()
+
+    def reads_by(self) -> tuple[str, str] | None:
+        """Return (transport, how) of this agent's reads, where UCX has said so."""
+        return reads_of(self.name, read_log())
+
     def close(self) -> None:
-        """End the agent: nothing reads or writes through it any more. May be called twice."""
-        agent, self._agent = self._agent, None
+        """End the agent: when this returns, nothing reads or writes through it any more.
+
+        Releasing reads under way is not enough. NIXL calls them gone, and yet they write when
+        the agent makes progress later (seen with NIXL 1.5 over TCP: 150 MB after the release,
+        even with the peer removed). Only the end of the agent, and with it of its UCX worker,
+        ends them; so nothing may keep it. May be called twice.
+        """
+        with self._lock:
+            agent, self._agent = self._agent, None
         if agent is None:
             return
-        for registered in self._registered:
+        unfinished = any(read.state != "DONE" for read in self._reads)
+        for read in self._reads:
+            read.release()
+        self._reads.clear()
+        while self._registered:
             with suppress(Exception):  # whatever its bindings throw: the agent ends with this
-                agent.deregister_memory(registered)
-        self._registered.clear()
+                agent.deregister_memory(self._registered.pop())
+        native = weakref.ref(agent.agent)
+        del agent
+        if native() is not None:
+            gc.collect()
+        if unfinished and native() is not None:
+            end_process("nixl: an agent with reads under way does not end")
+
+
+def _tried(call: Callable[[], _Native]) -> tuple[_Native, str]:
+    """Return what a call of NIXL's returned, and what it threw, as text.
+
+    The exception itself must not live on: its traceback holds the agent (see ``close``).
+    """
+    try:
+        return call(), ""
+    except Exception as error:  # noqa: BLE001 (whatever its bindings throw)
+        return None, f"{type(error).__name__}: {error}"
+
+
+def end_process(why: str) -> NoReturn:
+    """End this process at once: the last means when something might still write.
+
+    A mover can be ended at any time, and its end is what unmaps the memory.
+    """
+    sys.stderr.write(f"nearkv: {why}; ending the process\n")
+    sys.stderr.flush()
+    os._exit(70)
 
 
 class Read:
-    """A read under way; ``state`` is NIXL's word: PROC, DONE or ERR."""
+    """A read; ``state`` is NIXL's word: PROC (under way), DONE or ERR."""
 
-    def __init__(self, agent: _Native, handle: _Native) -> None:
+    def __init__(self, agent: _Native) -> None:
         self._agent = agent
-        self._handle = handle
+        self._handle: _Native = None
         self.state = "PROC"
+
+    @property
+    def released(self) -> bool:
+        """Whether there is nothing left of it."""
+        return self._agent is None
+
+    def start(self, local: Spans, remote: Spans, peer: str) -> None:
+        """Begin; raises :class:`PullError` (``PEER_LOST``)."""
+
+        def begin() -> str:
+            descs = self._agent.get_xfer_descs
+            self._handle = self._agent.initialize_xfer(
+                "READ", descs(local, _DRAM), descs(remote, _DRAM), peer
+            )
+            return str(self._agent.transfer(self._handle))
+
+        self._take(begin, "the read did not start")
 
     def poll(self) -> bool:
         """Make progress; tell whether it is done. Raises :class:`PullError` (``PEER_LOST``)."""
         if self.state == "PROC":
-            try:
-                self.state = self._agent.check_xfer_state(self._handle)
-            except Exception as error:  # whatever its bindings throw
-                self.state = "ERR"
-                raise PullError(Reason.PEER_LOST, f"nixl: the read failed: {error}") from error
+            self._take(lambda: self._agent.check_xfer_state(self._handle), "the read failed")
         if self.state == "ERR":
             raise PullError(Reason.PEER_LOST, "nixl: the read failed")
         return self.state == "DONE"
 
+    def _take(self, call: Callable[[], _Native], what: str) -> None:
+        state, why = _tried(call)
+        self.state = "ERR" if why else str(state)
+        if why:
+            raise PullError(Reason.PEER_LOST, f"nixl: {what}: {why}")
+
     def release(self) -> None:
-        """Let go of the handle; a read under way is aborted."""
-        try:
-            self._agent.release_xfer_handle(self._handle)
-        except Exception:  # noqa: BLE001 (whatever its bindings throw: the agent ends next)
-            return
+        """Let go of the handle, and of the agent; see :meth:`NixlAgent.close`."""
+        if self._handle is not None:
+            # It may not go while under way: the agent ends next.
+            _tried(lambda: self._agent.release_xfer_handle(self._handle))
+        self._agent = self._handle = None
 
 
 def active_rdma_devices(folder: Path = _INFINIBAND) -> list[str]:

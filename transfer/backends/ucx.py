@@ -5,6 +5,8 @@ within a host. ucxx offers no one-sided reads in Python, so the server sends; be
 transfer there is a TCP connection (``control.py``), because UCX does not say when a peer died.
 """
 
+import contextlib
+import threading
 import time
 from ipaddress import ip_address
 
@@ -25,14 +27,18 @@ from nearkv.transfer.backends.contract import (
 )
 from nearkv.transfer.backends.control import (
     PROTOCOL,
+    Admitted,
     Control,
     End,
     Finish,
+    Limit,
     Listening,
+    Message,
     ask_for,
     dial,
     raise_refusal,
 )
+from nearkv.transfer.backends.control import Stop as StopSending
 from nearkv.transfer.backends.native_transport import is_rdma
 from nearkv.transfer.backends.stream_plan import Chunk, cut_stream
 from nearkv.transfer.backends.tcp_wire import reading
@@ -51,7 +57,7 @@ from nearkv.transfer.copying import Copier
 from nearkv.transfer.errors import ProtocolError, PullError, Reason, TransferError
 from nearkv.transfer.layout import Runs, block_offsets, plan_runs
 
-_PATIENCE_SECONDS = 0.05
+_PATIENCE_SECONDS = 1.0
 _MAX_STAGING_BYTES = 256 << 20
 _offers = msgspec.msgpack.Decoder(Offer)
 
@@ -156,12 +162,37 @@ class _Session:
             raise
         self.station.watch(self.control)
         self.fresh = True
+        self.pulling = False
+        self.end: End | None = None
+        """What the server said last about the pull under way."""
+
+    def listen(self) -> Message | None:
+        """Take what the server says; an end is kept."""
+        message = self.control.poll()
+        if isinstance(message, End):
+            self.end = message
+        return message
 
     def close(self, abandoned: Abandoned) -> None:
-        """End both; the control connection first, so that the server stops sending."""
-        self.control.abort()
-        self.station.close(abandoned, patience_seconds=_PATIENCE_SECONDS)
+        """Agree with the server on what was sent, take it off, and end."""
+        sent = self._ask_sent() if self.pulling else self.station.messages
+        settled = self.station.settle_receives(sent, patience_seconds=_PATIENCE_SECONDS)
+        self.station.close(abandoned, settled=settled)
         self.control.close()
+
+    def _ask_sent(self) -> int | None:
+        """Return how many messages the server sent, if it still says so."""
+        limit = Limit(_PATIENCE_SECONDS)
+
+        def look() -> None:
+            limit.check()
+            self.listen()
+
+        with contextlib.suppress(TransferError):
+            if self.end is None:
+                self.control.send(StopSending(), limit.check)
+            self.station.wait(lambda: self.end is not None, look)
+        return None if self.end is None else self.end.sent
 
 
 class UcxLink:
@@ -173,6 +204,7 @@ class UcxLink:
         self._native = native
         self._abandoned = abandoned
         self._session: _Session | None = None
+        self._ending: list[threading.Thread] = []
         self._closed = False
         self._path = Path(name="ucx", detail="unknown before the first pull")
 
@@ -211,12 +243,24 @@ class UcxLink:
     def close(self) -> None:
         """End the connection."""
         self._closed = True
-        self._drop_session()
+        self._end_session()
+        for thread in self._ending:
+            thread.join()
 
-    def _drop_session(self) -> None:
+    def _end_session(self) -> None:
+        """Have the session end by itself: with a slow peer that takes a moment.
+
+        No pull needs to wait for that, as UCX writes into staging memory only.
+        """
         session, self._session = self._session, None
-        if session is not None:
-            session.close(self._abandoned)
+        if session is None:
+            return
+        self._ending = [thread for thread in self._ending if thread.is_alive()]
+        thread = threading.Thread(
+            target=session.close, args=(self._abandoned,), name="nearkv-ucx-ending", daemon=True
+        )
+        thread.start()
+        self._ending.append(thread)
 
     def _pull_chunks(self, request: PullRequest, chunks: list[Chunk], stop: Stop) -> End:
         """Pull; a server may have ended a connection that waited: that one is replaced."""
@@ -227,8 +271,8 @@ class UcxLink:
             try:
                 end = pulling.run(request, chunks)
             except BaseException as error:
-                stale = not self._session.fresh and not pulling.arrived
-                self._drop_session()
+                stale = not self._session.fresh and not pulling.admitted
+                self._end_session()
                 lost = isinstance(error, TransferError) and error.reason is Reason.PEER_LOST
                 if stale and lost:
                     continue
@@ -241,32 +285,40 @@ class _Pulling:
     """One pull over a session."""
 
     def __init__(self, session: _Session, target: Region, stop: Stop, *, checksums: bool) -> None:
+        session.end = None
+        session.pulling = True
+        self._session = session
         self._control = session.control
         self._station = session.station
         self._target = target
         self._stop = stop
         self._checksums = checksums
-        self._end: End | None = None
-        self.arrived = 0
+        self._admitted = False
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the server has answered."""
+        return self._admitted
 
     def run(self, request: PullRequest, chunks: list[Chunk]) -> End:
         """Return the server's yes; raises the reason when the bytes do not count."""
         station = self._station
-        first = station.messages
-        sizes = [chunk.size_bytes for chunk in chunks]
-        for number, size in enumerate(sizes[: station.window], first):
-            station.post_receive(number, size)
         self._control.send(ask_for(request, address=station.address), self._stop.check)
+        station.wait(lambda: self._admitted, self._look)
+        first = station.messages
+        for number, chunk in enumerate(chunks[: station.window], first):
+            station.post_receive(number, chunk.size_bytes)
         copier = Copier(station.staging, self._target.view)
         try:
             digest = self._receive(chunks, first, copier)
         finally:
             copier.close()
         self._control.send(Finish(), self._stop.check)
-        station.wait(lambda: self._end is not None, self._look)
-        end = self._end or End()
+        station.wait(lambda: self._session.end is not None, self._look)
+        end = self._session.end or End()
         if self._checksums and end.digest != digest:
             raise PullError(Reason.CORRUPT, "the bytes do not have their digest")
+        self._session.pulling = False
         return end
 
     def _receive(self, chunks: list[Chunk], first: int, copier: Copier) -> bytes:
@@ -277,7 +329,6 @@ class _Pulling:
             if self._checksums:
                 digest.update(station.part(number, chunk.size_bytes))
             copier.copy(_scattering(chunk, station.offset(number)))
-            self.arrived += 1
             following = number - first + station.window
             if following < len(chunks):
                 station.post_receive(number + station.window, chunks[following].size_bytes)
@@ -286,13 +337,13 @@ class _Pulling:
     def _look(self) -> None:
         """Raise when it is time to end, or the server says or shows that there is no more."""
         self._stop.check()
-        message = self._control.poll()
-        if message is None:
-            return
-        if not isinstance(message, End) or self._end is not None:
+        message = self._session.listen()
+        if isinstance(message, End):
+            raise_refusal(message)
+        elif isinstance(message, Admitted) and not self._admitted:
+            self._admitted = True
+        elif message is not None:
             raise ProtocolError("the server said something unexpected")
-        raise_refusal(message)
-        self._end = message
 
 
 def _scattering(chunk: Chunk, place: int) -> Runs:

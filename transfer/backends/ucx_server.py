@@ -1,7 +1,5 @@
 """The source's end of ``ucx``: gathers blocks of granted leases and sends them to readers."""
 
-from collections.abc import Callable
-
 import msgspec
 import numpy as np
 from xxhash import xxh3_64
@@ -9,12 +7,14 @@ from xxhash import xxh3_64
 from nearkv.transfer.backends.contract import Grant, Source
 from nearkv.transfer.backends.control import (
     PROTOCOL,
+    Admitted,
     Ask,
     Control,
     ControlServer,
     End,
     Finish,
     Listening,
+    Stop,
     admitted,
 )
 from nearkv.transfer.backends.grants import Grants
@@ -24,7 +24,8 @@ from nearkv.transfer.copying import Copier
 from nearkv.transfer.errors import ProtocolError, PullError, Reason
 from nearkv.transfer.layout import Runs, block_offsets
 
-_PATIENCE_SECONDS = 0.2
+_PATIENCE_SECONDS = 1.0
+_HASTE_SECONDS = 0.1
 _MAX_ADDRESS_BYTES = 32 << 10
 
 
@@ -60,7 +61,7 @@ class UcxServer:
         self._checksums = checksums
         self._abandoned = abandoned
         self._grants = Grants()
-        self._server = ControlServer(listening, self._start)
+        self._server = ControlServer(listening, lambda control: _Answering(self, control))
 
     def offer(self, grant: Grant) -> bytes:
         """Admit a reader; returns where to connect to."""
@@ -85,10 +86,6 @@ class UcxServer:
         """Stop serving; when this returns, nothing reads the memory. May be called twice."""
         self._grants.clear()
         self._server.close()
-
-    def _start(self, control: Control) -> tuple[Callable[[Ask], End], Callable[[], None]]:
-        answering = _Answering(self, control)
-        return answering.answer, answering.close
 
     def new_station(self) -> Station:
         """Return what one connection sends with."""
@@ -121,9 +118,15 @@ class UcxServer:
         """Whether ends carry a digest of the bytes."""
         return self._checksums
 
-    def abandon(self, station: Station) -> None:
-        """End a station."""
-        station.close(self._abandoned, patience_seconds=_PATIENCE_SECONDS)
+    def check_open(self) -> None:
+        """Raise once the server is closed."""
+        self._server.check_open()
+
+    def end(self, station: Station) -> None:
+        """End a station; what it sent should arrive before, if there is still a reader."""
+        patience = _HASTE_SECONDS if self._server.closed else _PATIENCE_SECONDS
+        settled = station.settle_sends(patience_seconds=patience)
+        station.close(self._abandoned, settled=settled)
 
 
 class _Answering:
@@ -137,11 +140,17 @@ class _Answering:
         self._address = b""
         self._finished = False
 
+    @property
+    def sent(self) -> int:
+        """How many messages were sent to the reader."""
+        return self._station.messages
+
     def answer(self, ask: Ask) -> End:
         """Send what was asked for; raises the reason when it does not count."""
         grant, chunks = self._server.admit(ask)
         self._connect(ask.address)
         self._finished = False
+        self._control.send(Admitted(), self._server.check_open)
         copier = self._server.copier(self._station)
         try:
             digest = self._send(grant, chunks, copier)
@@ -149,7 +158,7 @@ class _Answering:
             copier.close()
         self._station.wait(lambda: self._finished, lambda: self._look(grant))
         rdma, detail = self._station.path()
-        return End(rdma=rdma, detail=detail, digest=digest)
+        return End(rdma=rdma, detail=detail, digest=digest, sent=self.sent)
 
     def _send(self, grant: Grant, chunks: list[Chunk], copier: Copier) -> bytes:
         station, first = self._station, self._station.messages
@@ -177,6 +186,8 @@ class _Answering:
         message = self._control.poll()
         if isinstance(message, Finish):
             self._finished = True
+        elif isinstance(message, Stop):
+            raise PullError(Reason.CANCELLED, "the reader does not go on")
         elif message is not None:
             raise ProtocolError("a pull is under way already")
         self._server.check_standing(grant)
@@ -191,7 +202,7 @@ class _Answering:
 
     def close(self) -> None:
         """End the connection's worker."""
-        self._server.abandon(self._station)
+        self._server.end(self._station)
 
 
 def _gathering(chunk: Chunk, place: int) -> Runs:

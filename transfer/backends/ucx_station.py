@@ -1,14 +1,23 @@
 """A UCX worker with staging memory: what each end of a ``ucx`` connection has.
 
-Bytes go through staging memory at both ends, never straight into or out of engines' memory.
-UCX cannot take back a receive once a message has matched it (seen with UCX 1.21: neither cancel
-nor closing ends it while the peer is stopped), and a peer that wakes up again may then still
-write. Into staging memory it may. Copying costs less than it seems: long messages from huge
-pages move several times as fast as many short ones from scattered blocks.
+Bytes go through staging memory at both ends, never straight into or out of engines' memory,
+because a receive cannot be taken back (seen with ucxx 0.52 and UCX 1.21):
+
+- once a message has matched it, UCX does not cancel it, and a peer that was stopped may go on
+  with it later;
+- before that, UCX would, but ucxx's ``cancel_inflight_requests`` leaves it as it is;
+- a worker with receives posted lives on unseen, and one whose peer died in the middle of a
+  message never returns from its destructor (``drainWorkerTagRecv``).
+
+Into staging memory a peer may write as late as it likes. Copying costs less than it seems: long
+messages from huge pages move faster than many short ones from scattered blocks. Ends are made
+clean by having everything arrive that was sent (:meth:`Station.settle_receives`); where the peer
+no longer takes part, UCX's objects are left alone for good (:class:`Abandoned`).
 
 UCX objects are used by one thread at a time.
 """
 
+import ctypes
 import mmap
 import select
 import time
@@ -78,19 +87,24 @@ def new_context(native: Native) -> Any:  # noqa: ANN401 (ucxx has no types)
 
 @dataclass(slots=True)
 class Abandoned:
-    """What UCX did not let go of: it stays as it is until the process ends.
+    """Counts what UCX did not let go of; it stays as it is until the process ends.
 
     Nobody makes UCX go on with it, so that it does nothing any more.
     """
 
-    held: list[object] = field(default_factory=list)
+    count: int = field(default=0)
+
+    def take(self, *held: object) -> None:
+        """Keep objects for good, so that no destructor waits for a peer that is gone."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+        self.count += 1
 
     def check_room(self) -> None:
         """Raise :class:`PullError` (``NO_PATH``) when it has become too much."""
-        if len(self.held) >= _MAX_ABANDONED:
+        if self.count >= _MAX_ABANDONED:
             raise PullError(
                 Reason.NO_PATH,
-                f"UCX still holds the memory of {len(self.held)} broken transfers: "
+                f"UCX still holds what {self.count} lost peers left unfinished: "
                 "the mover must be started anew",
             )
 
@@ -172,11 +186,10 @@ class Station:
 
         ``look`` is called again and again; :class:`PullError` (``NO_PATH``) is UCX's own refusal.
         """
-        request = self._under_way[number]
-        self.wait(lambda: bool(request.completed), look)
-        del self._under_way[number]
+        # No request in a local variable: a traceback would keep it, and with it the worker.
+        self.wait(lambda: bool(self._under_way[number].completed), look)
         try:
-            request.check_error()
+            self._under_way.pop(number).check_error()
         except self._native.core.UCXError as error:
             look()  # knows better if the peer is gone
             raise PullError(Reason.NO_PATH, f"UCX: {type(error).__name__}: {error}") from error
@@ -190,40 +203,78 @@ class Station:
             if spins < _SPINS and looks < 16 * _SPINS:
                 continue
             look()
-            if spins >= _SPINS and self._worker.arm():
+            # What was waited for may just have been seen: nobody would wake us then.
+            if spins >= _SPINS and not done() and self._worker.arm():
                 self._poller.poll(SLICE_SECONDS * 1000)
             spins = looks = 0
 
-    def close(self, abandoned: Abandoned, *, patience_seconds: float) -> None:
-        """Take back what is under way, and end. May be called twice.
+    def settle_sends(self, *, patience_seconds: float) -> bool:
+        """Have all that was sent arrive; says whether it did."""
+        return self._settle(time.monotonic() + patience_seconds)
 
-        What UCX does not let go of in time is abandoned.
+    def settle_receives(self, sent: int | None, *, patience_seconds: float) -> bool:
+        """Have nothing posted any more; says whether that is so.
+
+        ``sent`` is how many messages the peer has sent, where it could still say so; it must
+        send no more. They are received; for receives that are left then there is a message
+        from this worker to itself.
         """
+        end = time.monotonic() + patience_seconds
+        if sent is not None:
+            for number in range(self.messages, min(sent, self.messages + self.window)):
+                self.post_receive(number, self.chunk_bytes)
+            while not self._done(lambda number: number < sent) and time.monotonic() < end:
+                self._worker.progress_once()
+        if not self._done() and not self._fill_receives():
+            return False
+        return self._settle(end) and not self._is_message_left()
+
+    def _fill_receives(self) -> bool:
+        core = self._native.core
+        try:
+            self._endpoint = core.UCXEndpoint.create_from_worker_address(
+                self._worker, self._worker.address, endpoint_error_handling=False
+            )
+        except (core.UCXError, RuntimeError):
+            return False
+        for number in [number for number, held in self._under_way.items() if not held.completed]:
+            blank = self._native.array(np.zeros(1, np.uint8))
+            self._under_way[-1 - number] = self._endpoint.tag_send(blank, core.UCXXTag(number))
+        return True
+
+    def _settle(self, end: float) -> bool:
+        while not self._done() and time.monotonic() < end:
+            self._worker.progress_once()
+        return self._done()
+
+    def _done(self, which: Callable[[int], bool] = lambda _: True) -> bool:
+        return all(held.completed for number, held in self._under_way.items() if which(number))
+
+    def _is_message_left(self) -> bool:
+        core = self._native.core
+        return bool(self._worker.tag_probe(core.UCXXTag(0), core.UCXXTagMask(0)).matched)
+
+    def close(self, abandoned: Abandoned, *, settled: bool) -> None:
+        """Let UCX's objects go, or leave them alone if they are not ``settled``."""
         if self._worker is None:
             return
-        if self._under_way:
-            self._worker.cancel_inflight_requests()
         if self._endpoint is not None:
             # Not waited for: it would wait for all that was sent to arrive.
             self._endpoint.close()
-        end = time.monotonic() + patience_seconds
-        while self._all_under_way() and time.monotonic() < end:
-            self._worker.progress_once()
-        if self._all_under_way():
-            abandoned.held.append(
-                (self._context, self._worker, self._endpoint, self._under_way, self._bytes)
+        if not settled:
+            abandoned.take(
+                self._context, self._worker, self._endpoint, self._under_way, self.staging
             )
         self._under_way = {}
         # In this order: each holds the one after it.
         self._endpoint = self._worker = self._context = None
 
-    def _all_under_way(self) -> bool:
-        return not all(request.completed for request in self._under_way.values())
-
 
 def _huge_memory(size_bytes: int) -> memoryview:
     """Return memory on huge pages where there are some: CMA reads those three times as fast."""
-    memory = mmap.mmap(-1, size_bytes + _HUGE_PAGE_BYTES)
+    # Private: without that it is shared memory, which gets huge pages only where shmem_enabled.
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, size_bytes + _HUGE_PAGE_BYTES, flags=private)
     memory.madvise(mmap.MADV_HUGEPAGE)
     view = memoryview(memory)
     start = -int(np.frombuffer(view, np.uint8).ctypes.data) % _HUGE_PAGE_BYTES

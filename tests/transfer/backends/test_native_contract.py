@@ -20,20 +20,31 @@ status = pytest.main(sys.argv[1:])
 sys.stdout.flush()
 os._exit(status)  # as movers end: these libraries may crash when an interpreter is taken down
 """
-SUITES = ("test_contract.py", "test_served.py", "test_pull_property.py")
+SUITES = (
+    "test_contract.py",
+    "test_served.py",
+    "test_pull_property.py",
+    "test_native_faults.py",
+)
 
 
 @pytest.mark.skipif(NATIVE is not None, reason="this is the process of its own")
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("transports", ["all", "tcp"])
 @pytest.mark.parametrize("name", sorted(NATIVE_KINDS))
-def test_a_native_transport_keeps_the_contract(name):
+def test_a_native_transport_keeps_the_contract(name, transports):
     reason = NATIVE_KINDS[name].missing()
     if reason:
         pytest.skip(reason)
     command = [sys.executable, "-c", PROGRAM, "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, *(str(FOLDER / suite) for suite in SUITES)],
-        env={**os.environ, "NEARKV_TEST_NATIVE": name, "UCX_NET_DEVICES": "lo"},
+        env={
+            **os.environ,
+            "NEARKV_TEST_NATIVE": name,
+            "UCX_NET_DEVICES": "lo",
+            "UCX_TLS": transports,
+        },
         cwd=ROOT,
         capture_output=True,
         text=True,
