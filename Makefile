@@ -31,9 +31,9 @@ run: $(VENV)/.stamp ## Two real engines, agent, ingress and the scenario; then k
 demo: $(VENV)/.stamp ## The same, but exit when the scenario is done
 	@$(RUN) -m nearkv.demo demo
 
-test: $(VENV)/.stamp ## The fast lane: lint and every test that needs no real engine
+test: $(VENV)/.stamp ## The fast lane: lint and the tests that need no real engine and are not slow
 	@$(MAKE) --no-print-directory lint
-	$(PYTEST) -m 'not vllm'
+	$(PYTEST) -m 'not vllm and not slow'
 
 test-all: setup ## The full lane: lint and every test, those on real vLLM included
 	@$(MAKE) --no-print-directory lint

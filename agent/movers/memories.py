@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from nearkv.agent.movers.messages import HOST_MEMORY, MemoryForm
 from nearkv.transfer.backends.contract import Region, Source
-from nearkv.transfer.errors import PullError, TransferError
+from nearkv.transfer.errors import PullError
 from nearkv.transfer.layout import KvMemory
 from nearkv.transfer.memory import open_region, open_slots
 from nearkv.transfer.messages import MEMFD
@@ -18,24 +18,18 @@ T = TypeVar("T")
 
 
 class _Once(Generic[T]):
-    """Opens something on the first thread that wants it; a refusal is remembered."""
+    """Opens something on the first thread that wants it; what fails is tried again."""
 
     def __init__(self, open_it: Callable[[], T]) -> None:
         self._open = open_it
         self._lock = threading.Lock()
         self._opened: T | None = None
-        self._refusal: TransferError | None = None
 
     def get(self) -> T:
         with self._lock:
-            if self._refusal is not None:
-                raise PullError(self._refusal.reason, str(self._refusal))
             if self._opened is None:
-                try:
-                    self._opened = self._open()
-                except TransferError as error:
-                    self._refusal = error
-                    raise
+                # Memory may be short only now: the next pull must not suffer for this one.
+                self._opened = self._open()
             return self._opened
 
     def take(self) -> T | None:
@@ -59,10 +53,9 @@ class TargetMemory:
         return self._region.get()
 
     def _map(self) -> Region:
-        try:
-            return _open(self._fds[0], self._layout, self._form, writable=True)
-        finally:
-            _close_all(self._fds)
+        region = _open(self._fds[0], self._layout, self._form, writable=True)
+        _close_all(self._fds)
+        return region
 
 
 class SourceMemory:
@@ -103,12 +96,11 @@ class SourceMemory:
         return all(reference() is None for reference in held)
 
     def _map(self) -> Source:
-        try:
-            fd, slots_fd = self._fds
-            slots = open_slots(slots_fd, self._slots)
-            return Source(_open(fd, self._layout, self._form, writable=False), slots)
-        finally:
-            _close_all(self._fds)
+        fd, slots_fd = self._fds
+        slots = open_slots(slots_fd, self._slots)
+        source = Source(_open(fd, self._layout, self._form, writable=False), slots)
+        _close_all(self._fds)
+        return source
 
 
 def _open(fd: int, layout: KvMemory, form: MemoryForm, *, writable: bool) -> Region:

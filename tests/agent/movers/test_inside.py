@@ -1,5 +1,6 @@
 """Parts of a mover by themselves: kept links, and memory that is let go of."""
 
+import fcntl
 import os
 
 import pytest
@@ -108,13 +109,15 @@ def test_a_source_never_mapped_leaves_no_descriptor(engine):
     assert len(os.listdir("/proc/self/fd")) == open_before  # noqa: PTH208 - as above
 
 
-def test_a_refusal_is_remembered_and_its_descriptor_closed_once():
-    fd = os.memfd_create("unsealed")
+def test_memory_that_cannot_be_mapped_is_tried_again_and_then_its_descriptor_closed():
+    fd = os.memfd_create("not-sealed-yet", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, LAYOUT.size)
     memory = TargetMemory(fd, LAYOUT)
     for _ in range(2):
         with pytest.raises(PullError) as caught:
             memory.region()
         assert caught.value.reason == Reason.MEMORY
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    assert len(memory.region().view) == LAYOUT.size
     with pytest.raises(OSError, match="descriptor"):
         os.fstat(fd)

@@ -122,11 +122,13 @@ def test_memory_that_the_driver_does_not_let_go_of_is_told(engines, mover):
 def test_a_device_that_the_mover_does_not_see_is_told_each_time(engines, mover):
     d = engines[1]
     form = MemoryForm(kind=d.form.kind, device="GPU-of-another-pod", handle=d.form.handle)
-    memory = TargetMemory(d.kv_fd(), LAYOUT, form)
+    fd = d.kv_fd()
+    memory = TargetMemory(fd, LAYOUT, form)
     for _ in range(2):
         with pytest.raises(PullError, match="GPU-of-another-pod") as caught:
             memory.region()
         assert caught.value.reason is Reason.NO_PATH
+    os.close(fd)  # kept for the next try; a mover's end closes it
 
 
 def test_a_mover_pulls_on_the_device_and_lets_go_of_a_source_that_leaves(engines, mover):

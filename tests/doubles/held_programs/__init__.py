@@ -1,0 +1,1 @@
+"""Put on PYTHONPATH, this folder changes Python programs as its ``sitecustomize`` says."""
