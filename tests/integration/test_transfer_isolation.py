@@ -30,6 +30,8 @@ RATE = "80mbit"
 SHORT_SECONDS = 1.2
 PACKAGES = {"ucx": "ucxx", "nixl": "nixl_cu12"}
 
+GOODBYE_BYTES = 512
+
 
 def run(*command):
     return subprocess.run(
@@ -137,9 +139,12 @@ def test_pods_move_kv_without_any_network(pods):
             assert len({Path(f"/proc/{pid}/ns/{kind}").readlink() for pid in pids}) == 3
         earlier = pods.p_agent.transfer["pairs"]  # other tests use the same pods
         failures = earlier[0]["failures"] if earlier else {}
-        before = [received_bytes(pid, "lo") for pid in pids]  # asking for a status moves some
+        before = [received_bytes(pid, "lo") for pid in pids]
         assert pods.pull_once()
-        assert [received_bytes(pid, "lo") for pid in pids] == before
+        moved = [received_bytes(pid, "lo") - was for pid, was in zip(pids, before, strict=True)]
+        # No KV; the connection that asked for the status may say goodbye late.
+        assert moved[0] < GOODBYE_BYTES
+        assert moved[1:] == [0, 0]
         (pair,) = pods.p_agent.transfer["pairs"]
         assert (pair["path"], pair["failures"]) == ("shm", failures)
 
