@@ -196,7 +196,7 @@ def test_handles_that_are_none_are_refused(engine, mover):
     for handle, message in (
         (b"", "has 64 bytes, this one 0"),
         (b"x" * 64, "INVALID_HANDLE"),
-        (ours.handle[:-1] + b"x", "INVALID_HANDLE"),
+        (ours.handle[:-1] + bytes([ours.handle[-1] ^ 1]), "INVALID_HANDLE"),
     ):
         with pytest.raises(PullError, match=message) as caught:
             open_ipc(mover, 0, handle, SIZE)
