@@ -213,16 +213,23 @@ class TcpServer:
             self._grants.check_standing(grant)
             grant.fence.check(slots)
 
-        with chunk_reads(self._source.region, chunks, self._serving.chunk_bytes) as staged:
-            for chunk, parts in staged:
-                check()
-                header = HEADER.pack(DATA, chunk.size_bytes)
-                tail = [_digest(parts)] if self._serving.checksums else []
-                channel.send([header, *parts, *tail], check)
-        # All bytes were read by now: the kernel has a copy of them.
-        order_reads()
-        check()
-        channel.send([pack_end(End())], check)
+        digest = b""
+        try:
+            with chunk_reads(self._source.region, chunks, self._serving.chunk_bytes) as staged:
+                for chunk, parts in staged:
+                    check()
+                    head, digest = digest + HEADER.pack(DATA, chunk.size_bytes), b""
+                    channel.send([head, *parts], check)
+                    # After sending: the reader is at work on it, and it is in the cache.
+                    digest = _digest(parts) if self._serving.checksums else b""
+            # All bytes were read by now: the kernel has a copy of them.
+            order_reads()
+            check()
+        except TransferError:
+            # A chunk that was sent is completed, so that the reason can follow.
+            channel.send([digest], _Limit(1.0).check)
+            raise
+        channel.send([digest + pack_end(End())], check)
 
     def _chunks(self, grant: Grant, request: Request) -> Iterator[Chunk]:
         """Return what to send; raises when the request asks for anything else than granted."""
