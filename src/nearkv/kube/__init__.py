@@ -1,0 +1,1 @@
+"""Kubernetes: reaching the API server, reading objects by LIST and WATCH, patching one."""
