@@ -14,6 +14,7 @@ from pathlib import Path
 from nearkv.transfer.cuda.driver import Driver, load_driver
 from nearkv.transfer.errors import PullError
 from tests.gpu import checks, engine_checks
+from tests.gpu.nvml_truth import check_nvml
 from tests.gpu.results import (
     EXIT_NO_GPU,
     Finding,
@@ -144,6 +145,8 @@ def main(arguments: Sequence[str] | None = None, load: Callable[[], Driver] = lo
     print(", ".join(f"{name} {value}" for name, value in device.items()))  # noqa: T201 (as above)
     stage = ProcessStage(options.ordinal, str(options.engine_python))
     run = Run(stage, checks.Sizes(), seconds=options.seconds)
+    if not options.only or "nvml" in options.only:
+        run.note("nvml", check_nvml, required=True)
     for item in ITEMS:
         if not options.only or item.name in options.only:
             run.make(item)
@@ -162,7 +165,7 @@ def _with_engines(seconds: float) -> Finding:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="check-gpu", description=__doc__)
     python = ENGINE_PYTHON if ENGINE_PYTHON.is_file() else Path(sys.executable)
-    names = [item.name for item in ITEMS] + ["vllm"]
+    names = ["nvml"] + [item.name for item in ITEMS] + ["vllm"]
     parser.add_argument("--ordinal", type=int, default=0, help="which of the visible devices")
     parser.add_argument("--engine-python", type=Path, default=python, help="has torch for CUDA")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "check-gpu.json")
