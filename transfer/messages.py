@@ -60,6 +60,16 @@ class LeaseAddress(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     agent: str = ""
 
+    @property
+    def is_store(self) -> bool:
+        """Tell whether it means the shared store, not a lease; see :func:`in_store`."""
+        return not self.engine
+
+
+def in_store(request_id: str) -> LeaseAddress:
+    """Return what stands for a lease where a request is to be had from the shared store."""
+    return LeaseAddress(lease=request_id, engine="", epoch="")
+
 
 # -- From the engine --------------------------------------------------------------------
 
@@ -100,7 +110,8 @@ class RegisterScheduler(msgspec.Struct, frozen=True, kw_only=True, tag="register
 class OpenLease(msgspec.Struct, frozen=True, kw_only=True, tag="open_lease"):
     """A lease was opened: these blocks hold this prefix until it ends.
 
-    ``expires_at_ms`` is on CLOCK_MONOTONIC, as in the slot itself.
+    ``expires_at_ms`` is on CLOCK_MONOTONIC, as in the slot itself. No reader knows of a lease
+    ``for_store``: the agent releases it once it has stored the blocks, or will not.
     """
 
     lease: str
@@ -109,6 +120,7 @@ class OpenLease(msgspec.Struct, frozen=True, kw_only=True, tag="open_lease"):
     expires_at_ms: int
     block_ids: tuple[int, ...]
     prefix: Prefix
+    for_store: bool = False
 
 
 class LeaseClosed(msgspec.Struct, frozen=True, kw_only=True, tag="lease_closed"):
@@ -119,7 +131,11 @@ class LeaseClosed(msgspec.Struct, frozen=True, kw_only=True, tag="lease_closed")
 
 
 class Lookup(msgspec.Struct, frozen=True, kw_only=True, tag="lookup"):
-    """Ask how much of a lease this engine may use for these tokens (packed u32)."""
+    """Ask how much of a lease this engine may use for these tokens (packed u32).
+
+    With an address that :func:`in_store` made it is about the shared store. The engine has
+    the first ``first_block`` blocks itself.
+    """
 
     id: int
     address: LeaseAddress
@@ -127,6 +143,7 @@ class Lookup(msgspec.Struct, frozen=True, kw_only=True, tag="lookup"):
     cache_salt: str = ""
     lora: str = ""
     deadline_ms: int = 0
+    first_block: int = 0
 
 
 class StartPull(msgspec.Struct, frozen=True, kw_only=True, tag="start_pull"):
@@ -158,11 +175,18 @@ FromEngine = (
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True, tag="registered"):
-    """The agent took the registration; ``agent`` is what goes into lease addresses."""
+    """The agent took the registration; ``agent`` is what goes into lease addresses.
+
+    Where there is a shared store, ``store_min_tokens`` is the shortest prefix worth asking it
+    for, else 0; ``store_all`` says that finished requests are to be kept for it
+    (``OpenLease.for_store``).
+    """
 
     node: str
     agent: str
     boot: str
+    store_min_tokens: int = 0
+    store_all: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):

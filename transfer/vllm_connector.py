@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 logger = init_logger(f"vllm.{__name__}")
 
+_STORE_SHARE = 8
+"""One block of so many may be kept for the shared store after its request has ended."""
+
 Theirs = Any
 """An object of vLLM's, of which only the attributes named here are used."""
 VllmRequest = Any
@@ -152,6 +155,7 @@ class NodeAgentConnector(KVConnectorBase_V1, SupportsHMA):
             slots_fd=self._slots.fd,
             slots=SlotTable(self._slots.view),
             now_ms=_now_ms,
+            store_blocks=self._kv_cache_config.num_blocks // _STORE_SHARE,
         )
         side.start()
         return side
@@ -250,11 +254,21 @@ class NodeAgentConnector(KVConnectorBase_V1, SupportsHMA):
         request: VllmRequest,
         num_computed_tokens: int,
     ) -> tuple[int | None, bool]:
-        """Return how many tokens a lease supplies beyond those here."""
+        """Return how many tokens a lease, or the shared store, supplies beyond those here."""
         if self._scheduler is None:
             return 0, False
+
+        def describe() -> RequestFacts:
+            return _facts(request, request.prompt_token_ids or ())
+
+        # A request that must compute its whole prompt (for its log-probabilities, say) is given
+        # nothing: vLLM would throw it away.
+        may_load = self._may_load and not request.skip_reading_prefix_cache
         matched = self._scheduler.matched_tokens(
-            request.request_id, num_computed_tokens, request.num_prompt_tokens
+            request.request_id,
+            num_computed_tokens,
+            request.num_prompt_tokens,
+            describe if may_load else None,
         )
         return matched, bool(matched)
 
@@ -289,7 +303,8 @@ class NodeAgentConnector(KVConnectorBase_V1, SupportsHMA):
         # With asynchronous scheduling a later step may be on its way to the device already:
         # its tokens count as computed, but their KV is not written yet.
         written = request.num_computed_tokens - getattr(request, "num_in_flight_tokens", 0)
-        computed = request.all_token_ids[: max(0, written)] if params else ()
+        wanted = params or self._scheduler.keeps_for_store
+        computed = request.all_token_ids[: max(0, written)] if wanted else ()
         completed = request.status.name in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
         return self._scheduler.request_finished(
             _facts(request, computed), params, block_ids, completed=completed

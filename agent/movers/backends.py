@@ -10,12 +10,16 @@ from nearkv.transfer.errors import PullError, Reason
 Constructor = Callable[..., Backend]
 """Makes a backend from the keyword arguments of its options."""
 
+STORE = "store"
+"""The shared store, a backend for pulls only; see ``storing``."""
+
 MODULES = {
     "shm": ("nearkv.transfer.backends.shm", "ShmBackend"),
     "cuda": ("nearkv.transfer.cuda.device_backend", "CudaBackend"),
     "tcp": ("nearkv.agent.movers.securing", "tcp_backend"),
     "ucx": ("nearkv.transfer.backends.ucx", "UcxBackend"),
     "nixl": ("nearkv.transfer.backends.nixl", "NixlBackend"),
+    STORE: ("nearkv.agent.movers.storing", "StoreBackend"),
 }
 """Module and constructor of each backend."""
 

@@ -103,7 +103,7 @@ class Mover:
         for ticket, expires_at_ms in list(self.grants.items()):
             if now_ms >= expires_at_ms:
                 del self.grants[ticket]
-        return not self.users and not self.grants
+        return not (self.users or self.grants or self.purpose.stays)
 
     async def started(self, *, timeout_seconds: float) -> bool:
         """Wait until it takes messages; False when it ended instead, or not in this time."""

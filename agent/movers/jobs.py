@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from nearkv.agent.movers.handle import Cause
-from nearkv.agent.movers.messages import HOST_MEMORY, MemoryForm
+from nearkv.agent.movers.messages import HOST_MEMORY, MemoryForm, StoreSubject
 from nearkv.agent.movers.purposes import Kind
-from nearkv.transfer.backends.contract import PullRequest
+from nearkv.transfer.backends.contract import Fence, PullRequest
 from nearkv.transfer.layout import KvMemory
 
 
@@ -44,6 +44,17 @@ class PullJob:
     source: EngineMemory | None = None
     backend: str = "shm"
     offer: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutJob:
+    """A prefix to store, which lies in ``block_ids`` of ``source`` while the fence holds."""
+
+    source: EngineMemory
+    subject: StoreSubject
+    block_ids: tuple[int, ...]
+    fence: Fence
+    deadline_ms: int
 
 
 class MoverStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ class MoverLimits:
     quit_seconds: float = 0.5
     offer_seconds: float = 5.0
     probe_seconds: float = 10.0
+    hanging_seconds: float = 6.0
     reap_seconds: float = 5.0
     backoff_seconds: float = 0.2
     backoff_limit_seconds: float = 10.0

@@ -7,6 +7,8 @@
       AddTarget, AddSource (descriptors) ->
       Pull, Cancel ->                        <- PullFinished
       MakeOffer, Withdraw ->                 <- Offered
+      PutPrefix ->                           <- PutFinished
+      AskStore ->                            <- StoreAnswered
       Forget ->                              <- Forgotten
       RunProbe ->                            <- Probed
       Quit ->                                (exits)
@@ -21,9 +23,11 @@ from typing import Any
 
 import msgspec
 
-from nearkv.transfer.backends.contract import Grant, Probe, PullReport, PullRequest
+from nearkv.transfer.backends.contract import Fence, Grant, Probe, PullReport, PullRequest
 from nearkv.transfer.layout import KvMemory
+from nearkv.transfer.manifest import Compatibility, Source
 from nearkv.transfer.messages import MEMFD
+from nearkv.transfer.store.contract import StoreReport
 
 # -- To the mover -----------------------------------------------------------------------
 
@@ -56,12 +60,16 @@ class AddTarget(msgspec.Struct, frozen=True, kw_only=True, tag="add_target"):
 
 
 class AddSource(msgspec.Struct, frozen=True, kw_only=True, tag="add_source"):
-    """Memory to pull from or to serve, and its lease slots; brings both descriptors."""
+    """Memory to pull from, to serve, or to store (``for_store``), and its lease slots.
+
+    Brings both descriptors.
+    """
 
     key: str
     layout: KvMemory
     slots: int
     form: MemoryForm = HOST_MEMORY
+    for_store: bool = False
     fds: int = 2
 
 
@@ -111,6 +119,41 @@ class RunProbe(msgspec.Struct, frozen=True, kw_only=True, tag="run_probe"):
     backend: str
 
 
+class StoreSubject(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose KV is put into the store, or wanted from it: the engine rank and the prefix.
+
+    ``token_ids`` is packed little-endian u32; whole blocks of it count. It is the ``offer`` of
+    a pull from the store, too (in msgpack).
+    """
+
+    own: Compatibility
+    source: Source
+    token_ids: bytes
+    tenant: str = ""
+    cache_salt: str = ""
+    lora: str = ""
+
+
+class PutPrefix(msgspec.Struct, frozen=True, kw_only=True, tag="put_prefix"):
+    """Store a prefix that lies in these blocks of a source, for as long as the fence holds."""
+
+    id: int
+    key: str
+    subject: StoreSubject
+    block_ids: tuple[int, ...]
+    fence: Fence
+    deadline_ms: int
+
+
+class AskStore(msgspec.Struct, frozen=True, kw_only=True, tag="ask_store"):
+    """Say how many leading blocks the store has, for one that has ``first_block`` itself."""
+
+    id: int
+    subject: StoreSubject
+    first_block: int
+    deadline_ms: int
+
+
 class Quit(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
     """Close connections and exit; the kernel sees to it after ``within_ms``."""
 
@@ -118,7 +161,18 @@ class Quit(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
 
 
 ToMover = (
-    Setup | AddTarget | AddSource | Pull | Cancel | Forget | MakeOffer | Withdraw | RunProbe | Quit
+    Setup
+    | AddTarget
+    | AddSource
+    | Pull
+    | Cancel
+    | Forget
+    | MakeOffer
+    | Withdraw
+    | RunProbe
+    | PutPrefix
+    | AskStore
+    | Quit
 )
 
 # -- To the agent -----------------------------------------------------------------------
@@ -160,6 +214,24 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
     probe: Probe
 
 
+class PutFinished(msgspec.Struct, frozen=True, kw_only=True, tag="put_finished"):
+    """A put ended; with a report, part of it may be stored. Nothing of the source is read."""
+
+    id: int
+    report: StoreReport | None = None
+    reason: str = ""
+    message: str = ""
+
+
+class StoreAnswered(msgspec.Struct, frozen=True, kw_only=True, tag="store_answered"):
+    """How many leading blocks the store has; 0 for none beyond those that are there."""
+
+    id: int
+    blocks: int = 0
+    reason: str = ""
+    message: str = ""
+
+
 class Trouble(msgspec.Struct, frozen=True, kw_only=True, tag="trouble"):
     """A defect, for the agent's log; ``event`` is a log event's name."""
 
@@ -167,4 +239,6 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True, tag="trouble"):
     error: str
 
 
-FromMover = Ready | PullFinished | Offered | Forgotten | Probed | Trouble
+FromMover = (
+    Ready | PullFinished | Offered | Forgotten | Probed | PutFinished | StoreAnswered | Trouble
+)

@@ -8,12 +8,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from nearkv.agent.movers.backends import STORE
 from nearkv.agent.movers.handle import Cause, Mover, MoverPlan
-from nearkv.agent.movers.jobs import EngineMemory, MoverCounts, MoverStatus, PullJob
+from nearkv.agent.movers.jobs import EngineMemory, MoverCounts, MoverStatus, PullJob, PutJob
 from nearkv.agent.movers.limits import DEFAULT_LIMITS, MoverLimits
 from nearkv.agent.movers.messages import (
     AddSource,
     AddTarget,
+    AskStore,
     Cancel,
     FromMover,
     MakeOffer,
@@ -21,8 +25,12 @@ from nearkv.agent.movers.messages import (
     Probed,
     Pull,
     PullFinished,
+    PutFinished,
+    PutPrefix,
     RunProbe,
     Setup,
+    StoreAnswered,
+    StoreSubject,
     Withdraw,
 )
 from nearkv.agent.movers.process import MOVER_COMMAND
@@ -32,6 +40,7 @@ from nearkv.agent.movers.undisturbed import undisturbed
 from nearkv.transfer.backends.contract import Grant, Probe, PullReport
 from nearkv.transfer.errors import PullError, Reason
 from nearkv.transfer.messages import MOVER_GRACE_MS
+from nearkv.transfer.store.contract import StoreReport
 
 Answer = asyncio.Future[FromMover | None]
 
@@ -131,6 +140,67 @@ class MoverPool:
             if mover.grants.pop(ticket, None) is not None:
                 mover.send(Withdraw(ticket=ticket))
 
+    async def put(self, job: PutJob) -> StoreReport:
+        """Store blocks; raises :class:`TransferError` where nothing was even tried.
+
+        When the deadline passes, or this is cancelled, it is not waited for any longer: it
+        reads under a fence, and the mover ends by itself.
+        """
+        if job.source.slots_fd is None:
+            raise PullError(Reason.NO_SOURCE, "the source has no lease slots")
+        finished = await self._errand(
+            Purpose(Kind.STORE, job.source.key),
+            job.source,
+            lambda number: PutPrefix(
+                id=number,
+                key=job.source.key,
+                subject=job.subject,
+                block_ids=job.block_ids,
+                fence=job.fence,
+                deadline_ms=job.deadline_ms,
+            ),
+            job.deadline_ms,
+        )
+        if not isinstance(finished, PutFinished):
+            raise PullError(Reason.INTERNAL, "the mover answered something else")
+        if finished.report is None:
+            raise PullError(Reason(finished.reason), finished.message)
+        return finished.report
+
+    async def ask_store(self, subject: StoreSubject, first_block: int, deadline_ms: int) -> int:
+        """Return how many leading blocks the store has; 0 for none beyond ``first_block``.
+
+        Raises :class:`TransferError` when it did not say so by the deadline.
+        """
+        answered = await self._errand(
+            Purpose(Kind.STORE, ""),
+            None,
+            lambda number: AskStore(
+                id=number, subject=subject, first_block=first_block, deadline_ms=deadline_ms
+            ),
+            deadline_ms,
+        )
+        if not isinstance(answered, StoreAnswered):
+            raise PullError(Reason.INTERNAL, "the mover answered something else")
+        if answered.reason:
+            raise PullError(Reason(answered.reason), answered.message)
+        return answered.blocks
+
+    async def probe_store(self, deadline_ms: int) -> Probe:
+        """Find out whether the store works, in the mover that will be asked.
+
+        Raises :class:`TransferError` when it did not say so by the deadline.
+        """
+        probed = await self._errand(
+            Purpose(Kind.STORE, ""),
+            None,
+            lambda number: RunProbe(id=number, backend=STORE),
+            deadline_ms,
+        )
+        if not isinstance(probed, Probed):
+            raise PullError(Reason.INTERNAL, "the mover answered something else")
+        return probed.probe
+
     async def drop(self, key: str) -> None:
         """Have nobody map the memory of an engine rank that is gone.
 
@@ -215,6 +285,49 @@ class MoverPool:
             return PullError(Reason.DEADLINE, "the pull's deadline has passed")
         return PullError(Reason.MOVER_LOST, f"the mover died: {mover.exit_text or 'not started'}")
 
+    # -- The store ----------------------------------------------------------------------
+
+    async def _errand(
+        self,
+        purpose: Purpose,
+        source: EngineMemory | None,
+        make: Callable[[int], msgspec.Struct],
+        deadline_ms: int,
+    ) -> FromMover:
+        """Ask a mover something, and wait for its answer until the deadline and no longer."""
+        mover = self._roster.get(purpose)
+        if mover.users >= self._limits.max_queued:
+            raise PullError(Reason.BUSY, f"{mover.users} wait for the store already")
+        with self._roster.using(mover, {source.key} if source else set()) as call:
+            await mover.started(timeout_seconds=self._seconds_to(deadline_ms))
+            if call.lost or not mover.ready:
+                raise self._store_loss(mover, call, deadline_ms)
+            _introduce(mover, None, source)
+            _, answer = mover.ask(make, deadline_ms=deadline_ms)
+            await asyncio.wait({answer}, timeout=self._seconds_to(deadline_ms))
+            if not answer.done():
+                seconds = self._limits.hanging_seconds
+                loop = asyncio.get_running_loop()
+                loop.call_later(seconds, self._kill_if_silent, mover, answer)
+            found = answer.result() if answer.done() else None
+            if found is None:
+                raise self._store_loss(mover, call, deadline_ms)
+            self._roster.history.succeeded(purpose)
+            return found
+
+    def _kill_if_silent(self, mover: Mover, answer: Answer) -> None:
+        """Kill a mover that hangs: on a dead network disk, say, or because it was stopped."""
+        if not answer.done():
+            self._roster.kill(mover, Cause.KILLED)
+
+    def _store_loss(self, mover: Mover, call: Call, deadline_ms: int) -> PullError:
+        if mover.cause is None and not mover.ready:
+            # No fault of the store's; the next one will find it ready.
+            return PullError(Reason.BUSY, "the store's mover is still starting")
+        if mover.cause is None and self._now_ms() >= deadline_ms:
+            return PullError(Reason.DEADLINE, "the store did not answer in time")
+        return self._loss(mover, call, None)
+
     # -- Serving and probing ------------------------------------------------------------
 
     def _offered(self, offered: FromMover | None, mover: Mover, call: Call, grant: Grant) -> bytes:
@@ -268,6 +381,7 @@ def _introduce(mover: Mover, target: EngineMemory | None, source: EngineMemory |
                     layout=source.layout,
                     slots=source.slots,
                     form=source.form,
+                    for_store=mover.kind is Kind.STORE,
                 ),
                 (source.fd, slots_fd),
             )

@@ -18,10 +18,12 @@ from nearkv.agent.movers.guarding import (
 from nearkv.agent.movers.messages import (
     AddSource,
     AddTarget,
+    AskStore,
     Cancel,
     Forget,
     MakeOffer,
     Pull,
+    PutPrefix,
     Quit,
     Ready,
     RunProbe,
@@ -31,6 +33,7 @@ from nearkv.agent.movers.messages import (
 )
 from nearkv.agent.movers.pulling import Puller
 from nearkv.agent.movers.serving import Servers
+from nearkv.agent.movers.storing import Storer
 from nearkv.transfer.backends.contract import monotonic_ms
 from nearkv.transfer.errors import ProtocolError
 from nearkv.transfer.framing import FrameReader, encode_frame, receive_with_fds
@@ -65,6 +68,7 @@ class Mover:
         self._timer = KillTimer()
         self._puller: Puller | None = None
         self._servers: Servers | None = None
+        self._storer: Storer | None = None
         self._setup = Setup(threads=1, max_links=0)
 
     def run(self) -> None:
@@ -98,6 +102,10 @@ class Mover:
                 self._to_puller(message, fds)
             case MakeOffer() | Withdraw() | RunProbe():
                 self._to_servers(message)
+            case PutPrefix():
+                self._storing().put(message)
+            case AskStore():
+                self._storing().ask(message)
             case Quit():
                 self._quit(message.within_ms)
 
@@ -122,8 +130,10 @@ class Mover:
                 self._serving().probe(message)
 
     def _take_source(self, message: AddSource, fds: list[int]) -> None:
-        """Give a source to whom it is for: a mover has a target, or it serves."""
-        if self._puller is not None:
+        """Give a source to whom it is for: a mover stores, has a target, or serves."""
+        if message.for_store:
+            self._storing().add_source(message, fds)
+        elif self._puller is not None:
             self._puller.add_source(message, fds)
         else:
             self._serving().add_source(message, fds)
@@ -143,6 +153,11 @@ class Mover:
         if self._servers is None:
             self._servers = Servers(self._backends, self._send)
         return self._servers
+
+    def _storing(self) -> Storer:
+        if self._storer is None:
+            self._storer = Storer(self._backends, self._send)
+        return self._storer
 
     def _quit(self, within_ms: int) -> None:
         self._timer.arm(monotonic_ms() + within_ms)

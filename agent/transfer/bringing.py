@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from nearkv.agent.movers.backends import STORE
 from nearkv.agent.movers.jobs import PullJob
 from nearkv.agent.movers.pool import MoverPool
 from nearkv.agent.transfer.backend_choice import BackendProbes, retry_backends, usable_backends
@@ -19,6 +20,7 @@ from nearkv.agent.transfer.peer_client import PeerClient
 from nearkv.agent.transfer.peer_messages import OpenAnswer, PeerOpen, PeerRenew, PeerWithdraw
 from nearkv.agent.transfer.pull_orders import PullOrder
 from nearkv.agent.transfer.sourcing import SourceDesk, SourceRules, seconds_between_renewals
+from nearkv.agent.transfer.storing import StoreDesk
 from nearkv.transfer.backends.contract import Path, PullReport
 from nearkv.transfer.errors import PullError, Reason, TransferError
 from nearkv.transfer.layout import KvMemory
@@ -33,7 +35,7 @@ log = structlog.get_logger(__name__)
 class Bringer:
     """Brings the blocks of pull orders."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (those it talks to; the last is keyword-only)
         self,
         pool: MoverPool,
         source: SourceDesk,
@@ -41,8 +43,11 @@ class Bringer:
         probes: BackendProbes,
         rules: SourceRules,
         metrics: TransferMetrics,
+        *,
+        store: StoreDesk | None = None,
     ) -> None:
         self._pool = pool
+        self._store = store
         self._source = source
         self._peers = peers
         self._probes = probes
@@ -66,6 +71,8 @@ class Bringer:
 
     async def bring(self, order: PullOrder) -> PullReport:
         """Bring the blocks; raises :class:`TransferError` with the reason when it cannot."""
+        if order.from_store:
+            return await self._from_store(order)
         if self.is_here(order.source_node):
             return await self._from_here(order)
         async with _until(order.deadline_ms):
@@ -116,6 +123,14 @@ class Bringer:
 
         async with _renewing(renew, seconds_between_renewals(held)):
             return await self._pull(order, job)
+
+    async def _from_store(self, order: PullOrder) -> PullReport:
+        """Pull from the shared store, which is tried once: computing is the second way."""
+        if self._store is None:  # for the type checker: without one nothing is found there
+            raise PullError(Reason.NO_PATH, "there is no store")
+        order.backend = STORE
+        with self._store.pulling(order):
+            return await self._pull(order, self._store.pull_job(order))
 
     async def _from_there(self, order: PullOrder, backends: Sequence[str]) -> PullReport:
         """Pull from another node, by the first of the transports that its agent can serve."""

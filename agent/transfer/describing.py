@@ -28,6 +28,7 @@ def describe_transfer(workings: Workings, *, peer_url: str) -> dict[str, Any]:
         "inflight_bytes": workings.pulls.inflight_bytes,
         "movers": [msgspec.to_builtins(mover) for mover in workings.pool.describe()],
         "pairs": workings.around.costs.describe(time.monotonic()),
+        "store": None if workings.store is None else workings.store.describe(),
         "paths": [msgspec.to_builtins(probe) for probe in workings.probes.found.values()],
     }
 
@@ -41,6 +42,7 @@ def list_problems(
         *_half_registered(workings),
         *_without_rdma(settings, around),
         *_open_doors(settings),
+        *([] if workings.store is None else workings.store.problems()),
     ]
 
 

@@ -8,6 +8,7 @@ time at its owner.
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from nearkv.agent.movers.messages import StoreSubject
 from nearkv.transfer.errors import PullError, Reason
 from nearkv.transfer.manifest import LeaseRef
 from nearkv.transfer.messages import LeaseAddress
@@ -18,12 +19,16 @@ _MAX_BLOCKS = 4 << 20
 
 @dataclass(slots=True)
 class KnownLease:
-    """A lease that was asked about; ``ref`` is there once it may be used."""
+    """A lease that was asked about; ``ref`` is there once it may be used.
+
+    Where the shared store has its blocks instead, ``stored`` says what they are.
+    """
 
     address: LeaseAddress
     block_ids: tuple[int, ...] = ()
     ref: LeaseRef | None = None
     may_release: bool = True
+    stored: StoreSubject | None = None
 
 
 class KnownLeases:
@@ -57,6 +62,18 @@ class KnownLeases:
         known.ref = ref
         self._shrink()
 
+    def found_in_store(
+        self, engine: str, address: LeaseAddress, blocks: int, subject: StoreSubject
+    ) -> None:
+        """Note that the shared store has so many leading blocks, in place of a lease."""
+        known = self._known.get((engine, address.lease))
+        if known is None or known.address != address:
+            return
+        self._blocks += blocks - len(known.block_ids)
+        known.block_ids = tuple(range(blocks))
+        known.stored = subject
+        self._shrink()
+
     def not_ours(self, engine: str, lease: str) -> None:
         """Note that an engine must not use a lease, nor end it."""
         known = self._known.get((engine, lease))
@@ -66,7 +83,8 @@ class KnownLeases:
     def get(self, engine: str, address: LeaseAddress) -> KnownLease:
         """Return a lease that may be pulled from; raises :class:`PullError`."""
         known = self._known.get((engine, address.lease))
-        if known is None or known.ref is None or known.address != address:
+        is_usable = known is not None and (known.ref is not None or known.stored is not None)
+        if known is None or not is_usable or known.address != address:
             raise PullError(
                 Reason.UNKNOWN_LEASE, f"lease {address.lease!r} was not looked up, or did not fit"
             )

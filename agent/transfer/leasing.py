@@ -21,6 +21,7 @@ REFUSED = "refused"
 OTHER = "other"
 WHYS = (
     "pulled",
+    "stored",
     "unused",
     "aborted",
     "cancelled",

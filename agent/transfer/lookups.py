@@ -16,6 +16,7 @@ from nearkv.agent.transfer.peer_client import PeerClient
 from nearkv.agent.transfer.peer_messages import LeaseName, PeerLookup, PeerRelease
 from nearkv.agent.transfer.registry import Registration
 from nearkv.agent.transfer.sourcing import SourceDesk
+from nearkv.agent.transfer.storing import StoreDesk
 from nearkv.transfer.errors import PacketError, PullError, Reason, TransferError
 from nearkv.transfer.manifest import LeaseRef, Manifest
 from nearkv.transfer.messages import LeaseAddress, Lookup, LookupDone
@@ -25,6 +26,13 @@ _DEFAULT_SECONDS = 2.0
 _LONGEST_SECONDS = 60.0
 _MARGIN_SECONDS = 0.02
 _MAX_ERRANDS = 1024
+_MAYBE_STORED = frozenset(
+    {
+        *(Reason.EPOCH, Reason.EXPIRED, Reason.UNKNOWN_LEASE, Reason.NO_SOURCE, Reason.STALE),
+        *(Reason.NO_PATH, Reason.PEER_LOST, Reason.PEER_REFUSED, Reason.DEADLINE, Reason.BUSY),
+    }
+)
+"""Why a lease cannot be had though its blocks may have been stored: it, or its agent, is gone."""
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +50,7 @@ def seconds_until(deadline_ms: int) -> float:
 class LookupDesk:
     """Answers lookups of this node's engines, and remembers what they may pull."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (those it talks to; three are keyword-only)
         self,
         source: SourceDesk,
         peers: PeerClient,
@@ -51,7 +59,9 @@ class LookupDesk:
         *,
         node: str,
         key: bytes | None,
+        store: StoreDesk | None = None,
     ) -> None:
+        self._store = store
         self._source = source
         self._peers = peers
         self._known = known
@@ -67,6 +77,24 @@ class LookupDesk:
         if message.deadline_ms:
             seconds = min(_LONGEST_SECONDS, seconds_until(message.deadline_ms) - _MARGIN_SECONDS)
         self._known.asked(reader.engine, message.address)
+        give_up_at = time.monotonic() + seconds
+        if message.address.is_store:
+            return await self._from_store(reader, message, seconds)
+        answer = await self._from_lease(reader, message, self._share_of_lease(seconds))
+        if self._store is None or answer.reason not in _MAYBE_STORED:
+            return answer
+        stored = await self._from_store(reader, message, give_up_at - time.monotonic())
+        return stored if stored.num_tokens else answer
+
+    def _share_of_lease(self, seconds: float) -> float:
+        """Return how long a lease's owner is waited for: the store must get its turn."""
+        if self._store is None:
+            return seconds
+        return max(seconds / 2, seconds - self._store.lookup_seconds)
+
+    async def _from_lease(
+        self, reader: Registration, message: Lookup, seconds: float
+    ) -> LookupDone:
         try:
             async with asyncio.timeout(seconds):
                 num_tokens = await self._find(reader, message, seconds)
@@ -75,6 +103,24 @@ class LookupDesk:
         except TransferError as error:
             return self._nothing(reader, message, error.reason, str(error))
         self._metrics.lookup_ended()
+        return LookupDone(id=message.id, num_tokens=num_tokens)
+
+    async def _from_store(
+        self, reader: Registration, message: Lookup, seconds: float
+    ) -> LookupDone:
+        """Answer what the shared store has; what comes of it is counted there."""
+        try:
+            if self._store is None:
+                raise PullError(Reason.NOT_STORED, "there is no store")
+            if not reader.is_complete:
+                raise PullError(Reason.MEMORY, "not all workers of this engine have registered")
+            # Bounded by itself: cut off from here, a store that hangs would not be found out.
+            blocks, subject = await self._store.find(reader, message, seconds=seconds)
+        except TransferError as error:
+            text = str(error)
+            return LookupDone(id=message.id, num_tokens=0, reason=error.reason, message=text)
+        self._known.found_in_store(reader.engine, message.address, blocks, subject)
+        num_tokens = blocks * reader.compatibility.layout.block_size
         return LookupDone(id=message.id, num_tokens=num_tokens)
 
     def forget(self, engine: str, lease: str, why: str) -> None:
@@ -98,7 +144,7 @@ class LookupDesk:
 
     def _let_go(self, known: KnownLease, why: str) -> None:
         """Tell a lease's owner in the background, or not at all: it ends by itself, too."""
-        if not known.may_release or self._is_ending:
+        if not known.may_release or self._is_ending or known.address.is_store:
             return
         if self._is_here(known.address):
             self._source.release(name_of(known.address), why)

@@ -12,6 +12,9 @@ _SECONDS_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 )  # fmt: skip
 
+FOUND, NOTHING, SKIPPED, PARTLY = "found", "nothing", "skipped", "partly"
+"""Outcomes of what is asked of the store, beside those below; ``skipped``: not even tried."""
+
 DONE, FAILED, CANCELLED, RETRIED = "done", "failed", "cancelled", "retried"
 """Outcomes of pulls; ``retried`` counts a first try, beside the outcome of the second."""
 
@@ -47,6 +50,14 @@ class TransferMetrics:
         self._peer_calls = counter(
             "peer_calls", "Calls of other agents, by call and reason of refusal.", "call", "reason"
         )
+        self._store_lookups = counter(
+            "store_lookups", "Questions what the shared store has.", "outcome", "reason"
+        )
+        self._store_puts = counter(
+            "store_puts", "Prefixes for the shared store, by what became of them.",
+            "outcome", "reason",
+        )  # fmt: skip
+        self._store_put_bytes = counter("store_put_bytes", "KV bytes put into the shared store.")
         self._detours = counter(
             "same_node_detours", "Pulls within the node that did not go by shared memory."
         )
@@ -67,6 +78,15 @@ class TransferMetrics:
     def lookup_ended(self, reason: str = "") -> None:
         """Count a lookup; without a reason it found something."""
         self._lookups.labels("nothing" if reason else "found", reason).inc()
+
+    def store_asked(self, outcome: str, reason: str = "") -> None:
+        """Count a question to the store."""
+        self._store_lookups.labels(outcome, reason).inc()
+
+    def store_put(self, outcome: str, reason: str = "", *, size_bytes: int = 0) -> None:
+        """Count a prefix that was to be stored, and what of it was."""
+        self._store_puts.labels(outcome, reason).inc()
+        self._store_put_bytes.inc(size_bytes)
 
     def registration_ended(self, reason: str = "") -> None:
         """Count a registration; without a reason it was accepted."""

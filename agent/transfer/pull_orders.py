@@ -31,8 +31,13 @@ class PullOrder:
 
     @property
     def source_node(self) -> str:
-        """Where the blocks come from."""
-        return self.known.address.node
+        """Where the blocks come from; nothing for the shared store."""
+        return "" if self.from_store else self.known.address.node
+
+    @property
+    def from_store(self) -> bool:
+        """Whether the blocks come from the shared store."""
+        return self.known.stored is not None
 
     @property
     def last_block(self) -> int:

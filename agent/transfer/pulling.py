@@ -155,7 +155,9 @@ class PullDesk:
             ),
         ):
             running.began = time.monotonic()
-            self._costs.began(order.source_node, self._bringer.expected_path(order.source_node))
+            if not order.from_store:
+                path = self._bringer.expected_path(order.source_node)
+                self._costs.began(order.source_node, path)
             return await self._bringer.bring(order)
 
     def _ended(self, running: _Running, task: asyncio.Task[PullReport]) -> None:
@@ -163,7 +165,7 @@ class PullDesk:
         self._forget(running)
         done, outcome = self._judge(running, task)
         reason = done.reason
-        if running.began is not None:
+        if running.began is not None and not order.from_store:
             self._costs.ended(order.source_node, reason)
         self._metrics.pull_ended(done.path or order.backend or "none", outcome, reason)
         if reason:
@@ -197,9 +199,10 @@ class PullDesk:
         order, now = running.order, time.monotonic()
         seconds = now - (now if running.began is None else running.began)
         size_bytes, path = report.size_bytes, report.path
-        self._costs.succeeded(order.source_node, path, size_bytes=size_bytes, now=now)
-        if not order.is_cold:
-            self._costs.measured(order.source_node, path, size_bytes, seconds, now=now)
+        if not order.from_store:
+            self._costs.succeeded(order.source_node, path, size_bytes=size_bytes, now=now)
+            if not order.is_cold:
+                self._costs.measured(order.source_node, path, size_bytes, seconds, now=now)
         self._metrics.pull_done(path.name, size_bytes=size_bytes, seconds=seconds)
         if self._bringer.is_here(order.source_node) and path.name not in WITHIN_NODE:
             self._metrics.detour_taken()

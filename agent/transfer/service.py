@@ -13,7 +13,7 @@ from aiohttp import web
 
 from nearkv.agent.movers.pool import MoverPool
 from nearkv.agent.settings import TransferSettings
-from nearkv.agent.transfer.assembling import Surroundings, Workings, assemble
+from nearkv.agent.transfer.assembling import Surroundings, Workings, assemble, store_options
 from nearkv.agent.transfer.backend_choice import BackendProbes
 from nearkv.agent.transfer.data_address import backend_options
 from nearkv.agent.transfer.describing import describe_transfer, list_problems, read_gauges
@@ -113,7 +113,8 @@ class TransferService:
     async def _start(self, stack: AsyncExitStack) -> None:
         """Begin from the inside out; the stack ends it the other way round."""
         settings = self._settings
-        pool = self._make_pool(await backend_options(settings))
+        options = await backend_options(settings)
+        pool = self._make_pool({**options, **store_options(settings, self._around.packet_key)})
         stack.push_async_callback(pool.close)
         probes = BackendProbes(settings.paths, pool.probe)
         stack.push_async_callback(probes.close)
@@ -142,7 +143,10 @@ class TransferService:
         stack.callback(server.stop_accepting)
         self._workings = workings
         self._around.costs.expect(self._around.node, contract.Path(name=SHM))
-        for work in (self._keep_time(workings.source), _probe_ahead(probes)):
+        works = [self._keep_time(workings.source), _probe_ahead(probes)]
+        if workings.store is not None:
+            works.append(workings.store.keep_trying())
+        for work in works:
             stack.push_async_callback(_end, asyncio.create_task(work))
         log.info("transfer_ready", socket=str(server.path), peer_url=self._peer_url)
 
@@ -153,6 +157,8 @@ class TransferService:
             async with asyncio.timeout(_STOP_SECONDS):
                 await workings.pulls.close()
                 workings.lookups.leave_leases_be()
+                if workings.store is not None:
+                    await workings.store.close()
                 sessions.close()
                 await workings.departures.finish()
                 await workings.lookups.close()

@@ -263,6 +263,6 @@ class EngineSession:
             answer = LookupDone(
                 id=message.id, num_tokens=0, reason=Reason.INTERNAL, message=repr(error)
             )
-        if answer.num_tokens:
+        if answer.num_tokens and not message.address.is_store:
             self._sessions.on_found(message.address.node)
         self.send(answer)

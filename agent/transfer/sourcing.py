@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -50,6 +50,18 @@ class SourceRules:
     lease_wait_seconds: float = 1.0
 
 
+class Keeper(Protocol):
+    """Who needs the blocks of leases, too, beside their readers."""
+
+    def lease_opened(self, registration: Registration, message: OpenLease) -> None:
+        """Take note of a new lease."""
+        ...
+
+    def keeps(self, name: LeaseName, why: str) -> bool:
+        """Tell whether a lease is needed for a while yet; then the keeper releases it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Admission:
     """A reader of another node that may read, until ``expires_at_ms`` at most."""
@@ -74,8 +86,10 @@ class SourceDesk:
         probes: BackendProbes,
         rules: SourceRules,
         metrics: TransferMetrics,
+        keeper: Keeper | None = None,
     ) -> None:
         self._registry = registry
+        self._keeper = keeper
         self._pool = pool
         self._probes = probes
         self._rules = rules
@@ -107,6 +121,8 @@ class SourceDesk:
         for waiter in self._awaited.pop(key, ()):
             if not waiter.done():
                 waiter.set_result(None)
+        if self._keeper is not None:
+            self._keeper.lease_opened(registration, message)
 
     def lease_closed(self, registration: Registration, lease: str, why: str) -> bool:
         """Take the engine's word that it closed a lease of its own; False for others'."""
@@ -167,6 +183,8 @@ class SourceDesk:
         if registration is None or scheduler is None or registration.epoch != name.epoch:
             return False
         why = known_why(why)
+        if self._keeper is not None and self._keeper.keeps(name, why):
+            return True
         was_open = scheduler.leases.end(name.lease, why, now=time.monotonic())
         if was_open:
             scheduler.owner.send(ReleaseLease(lease=name.lease, why=why))

@@ -189,6 +189,7 @@ class ConnectorEngine:
             slots_fd=self._slots.fd,
             slots=SlotTable(self._slots.view),
             now_ms=self._now_ms,
+            store_blocks=self.shape.blocks // 2,
         )
         self._workers = [WorkerSide(self.settings, now_ms=self._now_ms) for _ in self.memory.shared]
         self._free = deque(range(self.shape.blocks))
@@ -342,7 +343,9 @@ class ConnectorEngine:
         self._waiting.append(request)
 
     def _schedule(self, request: _Request) -> None:
-        matched = self._side.matched_tokens(request.id, 0, len(request.tokens))
+        matched = self._side.matched_tokens(
+            request.id, 0, len(request.tokens), lambda: request.facts
+        )
         wanted = -(-len(request.tokens) // self.shape.block_size)
         if matched is None or wanted > len(self._free):
             return

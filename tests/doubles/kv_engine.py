@@ -357,6 +357,7 @@ class FakeEngine:
         ttl_seconds: float = 30.0,
         cache_salt: str = "",
         lora: str = "",
+        for_store: bool = False,
     ) -> OpenLease:
         """Open a slot for blocks that hold the leading tokens; the agent is not told."""
         expires_at_ms = deadline_ms(ttl_seconds)
@@ -376,6 +377,7 @@ class FakeEngine:
                 cache_salt=cache_salt,
                 lora=lora,
             ),
+            for_store=for_store,
         )
         self.leases[message.lease] = _Held(slot, generation, message)
         return message
@@ -388,10 +390,16 @@ class FakeEngine:
         ttl_seconds: float = 30.0,
         cache_salt: str = "",
         lora: str = "",
+        for_store: bool = False,
     ) -> LeaseAddress:
         """Open a lease and tell the agent; returns what P would answer."""
         message = self.lease(
-            tokens, blocks, ttl_seconds=ttl_seconds, cache_salt=cache_salt, lora=lora
+            tokens,
+            blocks,
+            ttl_seconds=ttl_seconds,
+            cache_salt=cache_salt,
+            lora=lora,
+            for_store=for_store,
         )
         self.scheduler.send(message)
         return self.address(message.lease)
@@ -423,6 +431,7 @@ class FakeEngine:
         cache_salt: str = "",
         lora: str = "",
         seconds: float = 10.0,
+        first_block: int = 0,
     ) -> LookupDone:
         """Ask what a lease holds for a request with these tokens."""
         number = next(self._ids)
@@ -436,6 +445,7 @@ class FakeEngine:
                 cache_salt=cache_salt,
                 lora=lora,
                 deadline_ms=deadline_ms(seconds),
+                first_block=first_block,
             )
         )
         async with asyncio.timeout(ANSWER_SECONDS):

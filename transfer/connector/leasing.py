@@ -27,11 +27,21 @@ class _Held:
 
 
 class LeaseDesk:
-    """Opens and ends leases; called by the engine's thread and by the client's."""
+    """Opens and ends leases; called by the engine's thread and by the client's.
+
+    Leases that are only for the shared store hold at most ``store_blocks`` blocks at once.
+    """
 
     def __init__(
-        self, slots: SlotTable, *, ttl_ms: int, now_ms: Callable[[], int], tally: Tally
+        self,
+        slots: SlotTable,
+        *,
+        ttl_ms: int,
+        now_ms: Callable[[], int],
+        tally: Tally,
+        store_blocks: int = 0,
     ) -> None:
+        self._store_blocks = store_blocks
         self._slots = slots
         self._free = list(range(len(slots)))
         self._ttl_ms = ttl_ms
@@ -45,9 +55,19 @@ class LeaseDesk:
         """Return how many leases are open."""
         return len(self._held)
 
-    def open(self, request_id: str, block_ids: Sequence[int], prefix: Prefix) -> OpenLease | None:
-        """Open a lease on blocks; ``None`` (and counted) when all slots are taken."""
+    def open(
+        self,
+        request_id: str,
+        block_ids: Sequence[int],
+        prefix: Prefix,
+        *,
+        for_store: bool = False,
+    ) -> OpenLease | None:
+        """Open a lease on blocks; ``None`` (and counted) when a bound is reached."""
         with self._lock:
+            if for_store and self._kept_blocks() + len(block_ids) > self._store_blocks:
+                self._tally.add("lease", "no_room_for_store")
+                return None
             if not self._free:
                 self._tally.add("lease", "no_slot")
                 return None
@@ -61,6 +81,7 @@ class LeaseDesk:
                 expires_at_ms=expires_at_ms,
                 block_ids=tuple(block_ids),
                 prefix=prefix,
+                for_store=for_store,
             )
             self._held[opened.lease] = _Held(request_id, opened, expires_at_ms)
         self._tally.add("lease", "opened")
@@ -83,6 +104,16 @@ class LeaseDesk:
         """Close a lease's slot and hand its request back; ``None`` when it had ended before."""
         with self._lock:
             return self._end(lease, why)
+
+    def end_kept(self) -> None:
+        """End all leases that are only for the store: there is nobody to store them."""
+        with self._lock:
+            for lease in [i for i, held in self._held.items() if held.opened.for_store]:
+                self._end(lease, "agent_lost")
+
+    def _kept_blocks(self) -> int:
+        held = self._held.values()
+        return sum(len(one.opened.block_ids) for one in held if one.opened.for_store)
 
     def expire(self) -> list[LeaseClosed]:
         """End all leases whose time is up."""

@@ -1,5 +1,7 @@
 """What D's scheduler knows of leases that requests brought: asked, answered, used (pure).
 
+The shared store is asked in the same way, in place of a lease, for requests that bring none.
+
 A request that brings a lease waits for the agent's word on it, at most until a deadline; then
 it counts as nothing and D computes all itself. A lease is used once: when its load failed, or
 the request was preempted, D computes.
@@ -14,6 +16,8 @@ from nearkv.transfer.connector.tally import Tally
 from nearkv.transfer.errors import Reason
 from nearkv.transfer.messages import LeaseAddress, Lookup, LookupDone
 
+LOOKUP, STORE = "lookup", "store"
+
 
 @dataclass(slots=True)
 class _Asked:
@@ -23,6 +27,11 @@ class _Asked:
     num_tokens: int | None = None
     computed: int = 0
     done: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What is counted."""
+        return STORE if self.address.is_store else LOOKUP
 
 
 class LookupDesk:
@@ -52,10 +61,21 @@ class LookupDesk:
         """Return how many requests with a lease are known."""
         return len(self._asked)
 
+    def knows(self, request_id: str) -> bool:
+        """Tell whether a question about a request was made, whatever became of it."""
+        return request_id in self._asked
+
     def ask(
-        self, request_id: str, address: LeaseAddress, token_ids: bytes, *, salt: str, lora: str
+        self,
+        request_id: str,
+        address: LeaseAddress,
+        token_ids: bytes,
+        *,
+        salt: str,
+        lora: str,
+        first_block: int = 0,
     ) -> Lookup:
-        """Note a request's lease; returns the question for the agent.
+        """Note a request's lease, or the store; returns the question for the agent.
 
         While the agent leaves questions unanswered, requests do not wait for it.
         """
@@ -73,23 +93,24 @@ class LookupDesk:
                 cache_salt=salt,
                 lora=lora,
                 deadline_ms=now_ms + self._lookup_ms,
+                first_block=first_block,
             )
 
     def note(self, request_id: str, reason: Reason) -> None:
         """Settle a request's lease as unusable before anybody was asked."""
-        self._tally.add("lookup", reason)
         with self._lock:
             asked = self._asked.get(request_id)
             if asked is not None:
                 asked.num_tokens = 0
+                self._tally.add(asked.kind, reason)
 
     def answer(self, done: LookupDone) -> None:
         """Take the agent's word."""
-        self._tally.add("lookup", done.reason or "found")
         with self._lock:
             self._agent_is_silent = False
             request_id = self._request_of.pop(done.id, None)
             asked = self._asked.get(request_id) if request_id is not None else None
+            self._tally.add(asked.kind if asked else LOOKUP, done.reason or "found")
             if asked is not None and asked.num_tokens is None:
                 asked.num_tokens = max(0, done.num_tokens)
 
@@ -100,7 +121,7 @@ class LookupDesk:
             for asked in self._asked.values():
                 if asked.num_tokens is None:
                     asked.num_tokens = 0
-                    self._tally.add("lookup", Reason.AGENT_LOST)
+                    self._tally.add(asked.kind, Reason.AGENT_LOST)
 
     def matched_tokens(self, request_id: str, computed: int, prompt_tokens: int) -> int | None:
         """Return how many tokens beyond ``computed`` the lease can supply; ``None``: not yet.
@@ -117,7 +138,7 @@ class LookupDesk:
                     return None
                 self._agent_is_silent = True
                 asked.num_tokens = 0
-                self._tally.add("lookup", Reason.DEADLINE)
+                self._tally.add(asked.kind, Reason.DEADLINE)
             asked.computed = computed
             usable = min(asked.num_tokens, prompt_tokens - 1)
             return max(0, usable // self._block_size * self._block_size - computed)

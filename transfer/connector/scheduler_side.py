@@ -27,6 +27,7 @@ from nearkv.transfer.messages import (
     ReleaseLease,
     RenewLease,
     ToEngine,
+    in_store,
 )
 
 Params = dict[str, object]
@@ -49,9 +50,12 @@ class RequestFacts:
 
 
 class SchedulerSide:
-    """All that the scheduler's connector does; methods run on the engine's thread."""
+    """All that the scheduler's connector does; methods run on the engine's thread.
 
-    def __init__(
+    ``store_blocks`` may be kept after their requests have ended, until they are stored.
+    """
+
+    def __init__(  # noqa: PLR0913 (all but the settings are keyword-only)
         self,
         settings: ConnectorSettings,
         *,
@@ -60,6 +64,7 @@ class SchedulerSide:
         slots_fd: int,
         slots: SlotTable,
         now_ms: Callable[[], int],
+        store_blocks: int = 0,
     ) -> None:
         self._settings = settings
         self._epoch = epoch
@@ -67,7 +72,11 @@ class SchedulerSide:
         self._slots_fd = slots_fd
         self.tally = Tally()
         self._leases = LeaseDesk(
-            slots, ttl_ms=int(settings.lease_seconds * 1000), now_ms=now_ms, tally=self.tally
+            slots,
+            ttl_ms=int(settings.lease_seconds * 1000),
+            now_ms=now_ms,
+            tally=self.tally,
+            store_blocks=store_blocks,
         )
         self._lookups = LookupDesk(
             block_size=block_size,
@@ -83,7 +92,7 @@ class SchedulerSide:
             settings.socket_path,
             self._hello,
             on_message=self._on_message,
-            on_lost=self._lookups.agent_lost,
+            on_lost=self._agent_lost,
         )
 
     def start(self) -> None:
@@ -105,6 +114,10 @@ class SchedulerSide:
         )
         return Hello(message, (self._slots_fd,))
 
+    def _agent_lost(self) -> None:
+        self._lookups.agent_lost()
+        self._leases.end_kept()
+
     def _on_message(self, message: ToEngine) -> None:
         if isinstance(message, LookupDone):
             self._lookups.answer(message)
@@ -120,19 +133,43 @@ class SchedulerSide:
     def request_added(self, request: RequestFacts, params: Params | None) -> None:
         """Ask the agent about the lease that a new request brings, if it brings one."""
         address = read_address(params)
-        if address is None:
-            return
+        if address is not None:
+            self._ask(request, address)
+
+    def _ask(self, request: RequestFacts, address: LeaseAddress, first_block: int = 0) -> None:
         lookup = self._lookups.ask(
-            request.id, address, request.token_ids, salt=request.cache_salt, lora=request.lora
+            request.id,
+            address,
+            request.token_ids,
+            salt=request.cache_salt,
+            lora=request.lora,
+            first_block=first_block,
         )
         if not request.plain:
             self._lookups.note(request.id, Reason.PREFIX)
         elif not self._client.send(lookup):
             self._lookups.note(request.id, Reason.NO_AGENT)
 
-    def matched_tokens(self, request_id: str, computed: int, prompt_tokens: int) -> int | None:
-        """Return how many more tokens can be loaded; ``None``: ask again next step."""
+    def matched_tokens(
+        self,
+        request_id: str,
+        computed: int,
+        prompt_tokens: int,
+        describe: Callable[[], RequestFacts] | None = None,
+    ) -> int | None:
+        """Return how many more tokens can be loaded; ``None``: ask again next step.
+
+        A request that brought no lease may be in the shared store, where there is one and
+        enough of the prompt is missing here: then ``describe`` says what the request is.
+        """
+        if describe is not None and self._may_be_stored(request_id, prompt_tokens - computed):
+            self._ask(describe(), in_store(request_id), computed // self._block_size)
         return self._lookups.matched_tokens(request_id, computed, prompt_tokens)
+
+    def _may_be_stored(self, request_id: str, missing_tokens: int) -> bool:
+        registered = self._client.registered
+        least = 0 if registered is None else registered.store_min_tokens
+        return 0 < least <= missing_tokens and not self._lookups.knows(request_id)
 
     def allocated(self, request_id: str, block_ids: Sequence[int], external: int) -> None:
         """Plan the load into freshly allocated blocks; without one, let the lease go."""
@@ -169,20 +206,16 @@ class SchedulerSide:
         """
         self._drop_request(request.id)
         registered = self._client.registered
-        if not (completed and wants_lease(params)):
+        if not completed:
             return False, None
+        if not wants_lease(params):
+            return self._keep_for_store(request, block_ids), None
         blocks = len(request.token_ids) // 4 // self._block_size
         if not blocks or not request.plain or registered is None:
             why = "no_agent" if registered is None else "nothing_to_lease"
             self.tally.add("lease", why)
             return False, None
-        prefix = Prefix(
-            token_ids=request.token_ids[: blocks * self._block_size * 4],
-            num_tokens=blocks * self._block_size,
-            block_keys=b"",
-            cache_salt=request.cache_salt,
-            lora=request.lora,
-        )
+        prefix = self._prefix(request, blocks)
         opened = self._leases.open(request.id, block_ids[:blocks], prefix)
         if opened is None:
             return False, None
@@ -197,6 +230,37 @@ class SchedulerSide:
             agent=registered.agent,
         )
         return True, lease_params(address, prefix.num_tokens)
+
+    @property
+    def keeps_for_store(self) -> bool:
+        """Whether requests that nobody asked to be kept go to the shared store, too."""
+        registered = self._client.registered
+        return registered is not None and registered.store_all
+
+    def _keep_for_store(self, request: RequestFacts, block_ids: Sequence[int]) -> bool:
+        """Return whether vLLM must keep the blocks until they are stored."""
+        registered = self._client.registered
+        if registered is None or not registered.store_all or not request.plain:
+            return False
+        blocks = len(request.token_ids) // 4 // self._block_size
+        if blocks * self._block_size < max(1, registered.store_min_tokens):
+            return False
+        prefix = self._prefix(request, blocks)
+        opened = self._leases.open(request.id, block_ids[:blocks], prefix, for_store=True)
+        if opened is None:
+            return False
+        if not self._client.send(opened):
+            self._leases.end(opened.lease, "agent_lost")
+        return True
+
+    def _prefix(self, request: RequestFacts, blocks: int) -> Prefix:
+        return Prefix(
+            token_ids=request.token_ids[: blocks * self._block_size * 4],
+            num_tokens=blocks * self._block_size,
+            block_keys=b"",
+            cache_salt=request.cache_salt,
+            lora=request.lora,
+        )
 
     def _drop_request(self, request_id: str) -> None:
         """Forget a request that ended; a load still under way is cancelled."""

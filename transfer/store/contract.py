@@ -36,8 +36,8 @@ class Tier(Protocol):
         """The largest value that is taken."""
         ...
 
-    def find(self, keys: Sequence[str], stop: Stop) -> int | None:
-        """Return the index of the first key that has a value, ``None`` when none has."""
+    def present(self, keys: Sequence[str], stop: Stop) -> list[bool]:
+        """Say of each key whether it has a value."""
         ...
 
     def touch(self, key: str, stop: Stop) -> bool:

@@ -76,14 +76,14 @@ class FileTier:
             os.close(self._folder)
         self._folder = -1
 
-    def find(self, keys: Sequence[str], stop: Stop) -> int | None:
-        """Return the index of the first key that has a value."""
-        for index, key in enumerate(keys):
+    def present(self, keys: Sequence[str], stop: Stop) -> list[bool]:
+        """Say of each key whether it has a value."""
+        found = []
+        for key in keys:
             stop.check()
             with _named_failures(), self._open(key) as file:
-                if file is not None:
-                    return index
-        return None
+                found.append(file is not None)
+        return found
 
     def touch(self, key: str, stop: Stop) -> bool:
         """Say whether a key has a value, and make that one the most recently used."""

@@ -22,8 +22,8 @@ from nearkv.transfer.store.packing import (
     MAX_HEAD_BYTES,
     Packer,
     Segment,
-    last_blocks,
     segments,
+    some_blocks,
 )
 
 DEFAULT_SEGMENT_BLOCKS = 16
@@ -41,7 +41,7 @@ class StoreLink:
     A call holds one segment in memory: ``segment_blocks`` times the bytes of a block.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (three are keyword-only and have defaults)
         self,
         tier: Tier,
         region: Region,
@@ -49,6 +49,7 @@ class StoreLink:
         source: Source,
         *,
         secret: bytes | None = None,
+        tenant: str = "",
         segment_blocks: int = DEFAULT_SEGMENT_BLOCKS,
     ) -> None:
         if segment_blocks <= 0:
@@ -59,7 +60,7 @@ class StoreLink:
                 raise LayoutError(f"{field}: the engine has {ours}, its memory {theirs}")
         self._tier = tier
         self._region = region
-        self._packer = Packer(own, source, secret)
+        self._packer = Packer(own, source, secret, tenant)
         self._segment_blocks = segment_blocks
 
     def put(
@@ -76,6 +77,8 @@ class StoreLink:
         lease's fence). It is called after each segment was read and before it is stored.
         Raises ``ValueError`` or :class:`LayoutError` when the arguments contradict each other.
         """
+        if len(blocks) != len(prefix.block_keys):
+            raise ValueError(f"{len(prefix.block_keys)} block keys for {len(blocks)} blocks")
         self._check_blocks(prefix, blocks, 0)
         tally = _Tally(time.monotonic())
         try:
@@ -88,7 +91,7 @@ class StoreLink:
                 body = self._gather(blocks[segment.begin : segment.end], stop)
                 still_valid()
                 self._tier.put(key, self._packer.pack(prefix, segment, body), stop)
-                tally.moved(segment, len(body))
+                tally.moved(segment.end, len(body))
         except TransferError as error:
             return tally.report(error)
         return tally.report(None)
@@ -104,38 +107,39 @@ class StoreLink:
         """Bring a prefix, as much as is stored, to ``target_blocks``.
 
         The first ``skip_blocks`` blocks are there already and are left alone: ``target_blocks``
-        are the places of those behind them. A segment is verified as a whole before its first
-        byte is written, and an entry that does not pass is removed from the store. Target
-        blocks behind ``report.blocks`` may hold anything. Raises ``ValueError`` or
-        :class:`LayoutError` when the arguments contradict each other.
+        are the places of those behind them, of all or of the first few. A segment is verified
+        as a whole before its first byte is written, and an entry that does not pass is removed
+        from the store. Target blocks behind ``report.blocks`` may hold anything. Raises
+        ``ValueError`` or :class:`LayoutError` when the arguments contradict each other.
         """
         self._check_blocks(prefix, target_blocks, skip_blocks)
         tally = _Tally(time.monotonic(), skip_blocks)
+        wanted = skip_blocks + len(target_blocks)
         try:
-            while tally.blocks < len(prefix.block_keys):
+            while tally.blocks < wanted:
                 stop.check()
                 segment, key = self._find(prefix, tally.blocks, stop)
                 body = self._fetch(prefix, segment, key, stop)
-                skip = tally.blocks - segment.begin
-                first = tally.blocks - skip_blocks
+                end = min(segment.end, wanted)
                 self._scatter(
-                    last_blocks(
+                    some_blocks(
                         body,
                         layers=self._region.layout.layers,
-                        skip=skip,
+                        begin=tally.blocks - segment.begin,
+                        end=end - segment.begin,
                         block_bytes=self._region.layout.block_bytes,
                     ),
-                    target_blocks[first : first + len(segment) - skip],
+                    target_blocks[tally.blocks - skip_blocks : end - skip_blocks],
                     stop,
                 )
-                tally.moved(segment, len(body))
+                tally.moved(end, len(body))
         except TransferError as error:
             return tally.report(error)
         return tally.report(None)
 
     def _check_blocks(self, prefix: StoredPrefix, blocks: Sequence[int], skip: int) -> None:
         count = len(prefix.block_keys)
-        if not 0 <= skip <= count or len(blocks) != count - skip:
+        if not 0 <= skip <= count or len(blocks) > count - skip:
             raise ValueError(f"{count} block keys, {skip} skipped, for {len(blocks)} blocks")
         block_size = self._packer.own.layout.block_size
         if len(prefix.token_ids) < count * block_size * TOKEN_BYTES:
@@ -152,10 +156,12 @@ class StoreLink:
         most = min(begin + self._segment_blocks, len(prefix.block_keys))
         candidates = [Segment(begin, end) for end in range(most, done, -1)]
         keys = [self._packer.key(prefix, segment) for segment in candidates]
-        found = self._tier.find(keys, stop)
-        if found is None:
-            raise PullError(Reason.NOT_STORED, f"the store has nothing behind block {done}")
-        return candidates[found], keys[found]
+        for segment, key, there in zip(
+            candidates, keys, self._tier.present(keys, stop), strict=True
+        ):
+            if there:
+                return segment, key
+        raise PullError(Reason.NOT_STORED, f"the store has nothing behind block {done}")
 
     def _fetch(self, prefix: StoredPrefix, segment: Segment, key: str, stop: Stop) -> memoryview:
         """Return a segment's body, verified; an entry that does not pass is removed."""
@@ -225,9 +231,9 @@ class _Tally:
         """Count a segment that needed no moving."""
         self.blocks = segment.end
 
-    def moved(self, segment: Segment, size_bytes: int) -> None:
-        """Count a segment that was moved."""
-        self.blocks = segment.end
+    def moved(self, blocks: int, size_bytes: int) -> None:
+        """Count a segment that was moved; so many ``blocks`` are good now."""
+        self.blocks = blocks
         self._segments += 1
         self._size_bytes += size_bytes
 

@@ -60,12 +60,14 @@ def segments(blocks: int, segment_blocks: int) -> Iterator[Segment]:
 class Packer:
     """Makes and reads the packets of one engine.
 
-    ``secret`` signs heads and keys the digests; readers with another find nothing.
+    ``secret`` signs heads and keys the digests; readers with another find nothing, nor do
+    those of another ``tenant``.
     """
 
     own: Compatibility
     source: Source
     secret: bytes | None = None
+    tenant: str = ""
     chunk_bytes: int = 4 << 20
 
     def body_bytes(self, blocks: int) -> int:
@@ -79,6 +81,7 @@ class Packer:
             (
                 _TAG,
                 msgspec.structs.replace(self.own, model=model),
+                self.tenant,
                 prefix.cache_salt,
                 prefix.lora,
                 prefix.block_keys[segment.end - 1],
@@ -147,14 +150,14 @@ class Packer:
         return prefix.token_ids[: segment.end * self.own.layout.block_size * TOKEN_BYTES]
 
 
-def last_blocks(body: memoryview, *, layers: int, skip: int, block_bytes: int) -> Bytes:
-    """Return a body, which is in (layer, block) order, without each layer's first blocks."""
-    if not skip:
-        return body
+def some_blocks(body: memoryview, *, layers: int, begin: int, end: int, block_bytes: int) -> Bytes:
+    """Return blocks ``begin`` to ``end`` of a body, which is in (layer, block) order."""
     layer_bytes = len(body) // layers
+    if not begin and end * block_bytes == layer_bytes:
+        return body
     parts: Sequence[memoryview] = [
-        body[layer * layer_bytes + skip * block_bytes : (layer + 1) * layer_bytes]
-        for layer in range(layers)
+        body[at + begin * block_bytes : at + end * block_bytes]
+        for at in range(0, layers * layer_bytes, layer_bytes)
     ]
     return b"".join(parts)
 

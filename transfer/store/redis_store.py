@@ -77,14 +77,13 @@ class RedisTier:
             return Probe(name=self.name, usable=False, detail=str(error))
         return Probe(name=self.name, usable=True)
 
-    def find(self, keys: Sequence[str], stop: Stop) -> int | None:
-        """Return the index of the first key that has a value; one round trip for all."""
+    def present(self, keys: Sequence[str], stop: Stop) -> list[bool]:
+        """Say of each key whether it has a value; one round trip for all."""
         with self._client(stop) as client:
             pipeline = client.pipeline(transaction=False)
             for key in keys:
                 pipeline.exists(self._name(key))
-            answers = pipeline.execute()
-        return next((index for index, there in enumerate(answers) if there), None)
+            return [bool(answer) for answer in pipeline.execute()]
 
     def touch(self, key: str, stop: Stop) -> bool:
         """Say whether a key has a value, and let its time begin anew."""

@@ -27,6 +27,7 @@ from nearkv.cli.doctor_checks import (
 )
 from nearkv.cli.doctor_pairs import PairFinding, judge_pairs, read_node
 from nearkv.cli.doctor_probes import probe_all
+from nearkv.cli.doctor_store import check_store, judge_stores
 from nearkv.cli.fetching import Answer, fetch_all
 from nearkv.cli.status import list_endpoints
 
@@ -40,13 +41,17 @@ _PAIR_COLUMNS = ("SOURCE", "TARGET", "VERDICT", "EXPECTED", "USED", "RATE", "WHY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorQuestion:
-    """What is asked: as it came from the command line. ``root`` holds ``sys`` and ``proc``."""
+    """What is asked: as it came from the command line. ``root`` holds ``sys`` and ``proc``.
+
+    ``config`` is the agent's settings file, which may name a shared store.
+    """
 
     agents: Sequence[str]
     token: str | None
     timeout_seconds: float
     socket_dir: Path
     require_rdma: bool
+    config: Path | None = None
     root: Path = Path("/")
 
 
@@ -88,7 +93,8 @@ async def _examine(question: DoctorQuestion) -> tuple[list[Finding], list[PairFi
         fetch_all(endpoints, token=question.token, timeout_seconds=question.timeout_seconds),
     )
     troubles, pairs = judge_answers(answers)
-    return [*check_host(question), *transports, *troubles], pairs
+    stores = [*check_store(question.config, os.environ), *judge_stores(answers)]
+    return [*check_host(question), *transports, *stores, *troubles], pairs
 
 
 def judge_answers(answers: Sequence[Answer]) -> tuple[list[Finding], list[PairFinding]]:

@@ -5,7 +5,7 @@ import pytest
 from nearkv.transfer.connector.lookups import LookupDesk
 from nearkv.transfer.connector.tally import Tally
 from nearkv.transfer.errors import Reason
-from nearkv.transfer.messages import LeaseAddress, LookupDone
+from nearkv.transfer.messages import LeaseAddress, LookupDone, in_store
 
 ADDRESS = LeaseAddress(lease="l1", engine="p", epoch="e1", node="n1", agent="http://127.0.0.1:1")
 BLOCK = 32
@@ -138,3 +138,28 @@ def test_dropping_gives_the_lease_back_and_forgets_the_request(desk):
     assert desk.drop("r1") == ADDRESS
     assert desk.drop("r1") is None
     assert len(desk) == 0
+
+
+# -- The store --------------------------------------------------------------------------------
+
+
+def test_the_store_is_asked_in_place_of_a_lease_and_counted_on_its_own(desk, tally):
+    lookup = desk.ask("r1", in_store("r1"), b"", salt="", lora="", first_block=2)
+    assert (lookup.address.is_store, lookup.first_block) == (True, 2)
+    assert desk.knows("r1")
+    desk.answer(LookupDone(id=lookup.id, num_tokens=96))
+    assert desk.matched_tokens("r1", 64, 100) == 32
+    job = desk.load("r1", [1, 2, 3, 4], 32)
+    assert (job.address, job.first_block, job.target_blocks) == (in_store("r1"), 2, (3,))
+    assert tally.take() == {"store/found": 1}
+
+
+def test_a_lease_is_no_store():
+    assert not ADDRESS.is_store
+
+
+def test_a_store_that_is_silent_counts_as_such(desk, clock, tally):
+    desk.ask("r1", in_store("r1"), b"", salt="", lora="")
+    clock.ms = 1200
+    assert desk.matched_tokens("r1", 0, 100) == 0
+    assert tally.take() == {"store/deadline": 1}

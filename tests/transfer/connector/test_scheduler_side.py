@@ -16,6 +16,7 @@ from nearkv.transfer.messages import (
     OpenLease,
     RegisterScheduler,
     ReleaseLease,
+    in_store,
 )
 
 BLOCK = 32
@@ -51,6 +52,7 @@ def side(agent_path, clock):
         slots_fd=memory.fd,
         slots=slots,
         now_ms=clock,
+        store_blocks=4,
     )
     side.start()
     yield side
@@ -194,3 +196,118 @@ def test_a_request_waits_for_no_lookup_when_no_agent_is_there(side):
 def test_images_are_never_loaded_by_token_ids_alone(registered, agent):
     registered.request_added(facts("r1", 70, plain=False), lease_params(REMOTE, 64))
     assert registered.matched_tokens("r1", 0, 70) == 0
+
+
+# -- The store --------------------------------------------------------------------------------
+
+
+def unread():
+    raise AssertionError("nobody needs to know what the request is")
+
+
+@pytest.fixture
+def with_store(side, agent, eventually):
+    agent.register(store_min_tokens=64, store_all=True)
+    eventually(lambda: side._client.registered)
+    return side
+
+
+def asked(side, request, *, computed=0):
+    count = len(request.token_ids) // 4
+    return side.matched_tokens(request.id, computed, count, lambda: request)
+
+
+def test_without_a_store_nobody_is_asked(registered, agent):
+    assert registered.matched_tokens("r1", 0, 1000, unread) == 0
+    finish(registered, facts("r1", 1000), None)
+    finish(registered, facts("r2", 70))
+    assert isinstance(agent.next(), OpenLease)  # the first word since the registration
+    assert "store" not in str(registered.tally.take())
+
+
+def test_without_an_agent_nobody_is_asked(side):
+    assert side.matched_tokens("r1", 0, 1000, unread) == 0
+
+
+def test_a_request_without_a_lease_is_looked_for_in_the_store(with_store, agent, eventually):
+    request = facts("r1", 130, cache_salt="s", lora="l")
+    with_store.request_added(request, None)
+    assert asked(with_store, request, computed=32) is None
+    lookup = agent.next()
+    assert isinstance(lookup, Lookup)
+    assert lookup.address == in_store("r1")
+    assert (lookup.token_ids, lookup.first_block) == (request.token_ids, 1)
+    assert (lookup.cache_salt, lookup.lora) == ("s", "l")
+    agent.say(LookupDone(id=lookup.id, num_tokens=128))
+    eventually(lambda: with_store.matched_tokens("r1", 32, 130, unread) == 96)
+    with_store.allocated("r1", [5, 6, 7, 8, 9], 96)
+    (job,) = with_store.take_plan().loads
+    assert (job.address, job.first_block, job.target_blocks) == (in_store("r1"), 1, (6, 7, 8))
+    with_store.loads_finished(["r1"])
+    assert agent.next() == LeaseClosed(lease="r1", why="pulled")
+    assert with_store.matched_tokens("r1", 0, 130, unread) == 0  # used once
+    assert with_store.tally.take() == {"store/found": 1}
+
+
+@pytest.mark.parametrize(("count", "computed"), [(63, 0), (100, 64), (1000, 990)])
+def test_little_is_not_worth_a_question(with_store, count, computed):
+    assert with_store.matched_tokens("r1", computed, count, unread) == 0
+
+
+def test_a_request_with_a_lease_asks_for_that_alone(with_store, agent):
+    with_store.request_added(facts("r1", 130), lease_params(REMOTE, 64))
+    assert with_store.matched_tokens("r1", 0, 130, unread) is None
+    assert agent.next().address == REMOTE
+
+
+def test_images_are_not_looked_for(with_store):
+    assert asked(with_store, facts("r1", 130, plain=False)) == 0
+    assert with_store.tally.take() == {"store/prefix": 1}
+
+
+def test_what_nobody_wants_is_kept_until_it_is_stored(with_store, agent, eventually):
+    keep, params = finish(with_store, facts("r1", 70), None)
+    assert (keep, params) == (True, None)
+    opened = agent.next()
+    assert (opened.for_store, opened.block_ids, opened.prefix.num_tokens) == (True, (0, 1), 64)
+    agent.say(ReleaseLease(lease=opened.lease, why="stored"))
+    assert agent.next() == LeaseClosed(lease=opened.lease, why="stored")
+    assert with_store.take_plan().released == ["r1"]
+
+
+def test_no_more_than_a_share_of_the_blocks_is_kept_for_the_store(with_store, agent):
+    assert finish(with_store, facts("r1", 96), None)[0]
+    assert not finish(with_store, facts("r2", 64), None)[0]  # 4 blocks may be
+    assert with_store.tally.take()["lease/no_room_for_store"] == 1
+    agent.say(ReleaseLease(lease=agent.next().lease, why="stored"))
+    agent.next()
+    assert finish(with_store, facts("r3", 64), None)[0]
+
+
+@pytest.mark.parametrize(
+    ("request_facts", "completed"),
+    [
+        (facts("r1", 63), True),  # too short
+        (facts("r1", 70, plain=False), True),
+        (facts("r1", 70), False),  # aborted
+    ],
+)
+def test_requests_that_are_not_kept_for_the_store(with_store, request_facts, completed):
+    assert finish(with_store, request_facts, None, completed=completed) == (False, None)
+
+
+def test_a_lost_agent_ends_what_is_kept_for_its_store(with_store, agent, eventually):
+    finish(with_store, facts("r1", 70), None)
+    finish(with_store, facts("r2", 70))
+    kept, leased = agent.next(), agent.next()
+    agent.hang_up()
+    assert agent.register().leases == (leased,)
+    assert kept.for_store
+    assert with_store.take_plan().released == ["r1"]
+
+
+def test_a_store_that_is_only_read_keeps_nothing(side, agent, eventually):
+    agent.register(store_min_tokens=1)
+    eventually(lambda: side._client.registered)
+    assert not side.keeps_for_store
+    assert finish(side, facts("r1", 70), None) == (False, None)

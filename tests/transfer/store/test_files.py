@@ -39,7 +39,7 @@ def refused(reason, call, *arguments):
 
 
 def there(tier):
-    return [i for i, key in enumerate(KEYS) if tier.find([key], stop()) == 0]
+    return [i for i, there in enumerate(tier.present(KEYS, stop())) if there]
 
 
 def age(folder, tier):
@@ -198,7 +198,7 @@ def test_what_is_no_plain_file_is_neither_followed_nor_read(make_tier, tmp_path,
         }[what]()
     assert tier.get(KEYS[0], len(VALUE), stop()) is None
     assert not tier.touch(KEYS[0], stop())
-    assert tier.find(KEYS[:1], stop()) is None
+    assert tier.present(KEYS[:1], stop()) == [False]
     if what in {"folder", "folder-link"}:
         refused(Reason.NO_PATH, tier.put, KEYS[0], [b"new"], stop())
     else:

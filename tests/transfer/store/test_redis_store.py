@@ -41,7 +41,7 @@ def test_values_expire_and_a_touch_begins_anew(make_redis):
             client.pexpire(f"nearkv:kv:{KEY}", 0)  # its time is over
         assert tier.get(KEY, len(BIG), stop()) is None
         assert not tier.touch(KEY, stop())
-        assert tier.find([KEY], stop()) is None
+        assert tier.present([KEY], stop()) == [False]
 
 
 @pytest.mark.parametrize("value", [VALUE, BIG], ids=["one-call", "in-pieces"])
@@ -59,7 +59,7 @@ def test_a_short_time_to_live_is_kept(make_redis):
     tier = tier_of(make_redis(), ttl_seconds=0.001)
     tier.put(KEY, [VALUE], stop())
     until = stop(20)
-    while tier.find([KEY], until) is not None:
+    while tier.present([KEY], until) == [True]:
         pass  # each look is a round trip; the deadline ends it
     assert tier.get(KEY, len(VALUE), stop()) is None
 

@@ -95,6 +95,24 @@ def test_blocks_that_the_reader_has_are_left_alone(kind):
     assert all(set(reader.block(i)) == {0xEE} for i in [*range(6), *range(12, 16)])
 
 
+@pytest.mark.parametrize(("skip", "wanted"), [(0, 3), (0, 6), (5, 2), (5, 1), (4, 3)])
+def test_a_reader_may_want_no_more_than_the_first_few(kind, skip, wanted):
+    """A prompt's last token is always computed, and with it maybe the last block stored."""
+    writer, reader = Engine(kind.tier, seed=1), Engine(kind.tier)
+    writer.put(prefix(8), range(8))
+    report = reader.pull(prefix(8), range(9, 9 + wanted), skip_blocks=skip)
+    assert (report.blocks, report.reason) == (skip + wanted, None)
+    for i in range(wanted):
+        assert reader.block(9 + i) == writer.block(skip + i)
+    assert all(set(reader.block(i)) == {0xEE} for i in [*range(9), *range(9 + wanted, 16)])
+
+
+def test_other_tenants_find_nothing(kind):
+    Engine(kind.tier, seed=1, tenant="a").put(prefix(4), range(4))
+    assert Engine(kind.tier, tenant="b").pull(prefix(4), range(4)).reason is Reason.NOT_STORED
+    assert Engine(kind.tier, tenant="a").pull(prefix(4), range(4)).blocks == 4
+
+
 def test_what_is_stored_under_another_identity_is_not_found(kind):
     Engine(kind.tier, seed=1).put(prefix(4, salt="s"), range(4))
     model = msgspec.structs.replace(OWN.model, config_hash="f00d")
@@ -282,8 +300,10 @@ def test_a_target_for_reading_only_is_refused(kind):
 
 def test_arguments_that_contradict_each_other_are_refused(kind):
     engine = Engine(kind.tier, seed=1)
-    with pytest.raises(ValueError, match="4 block keys, 0 skipped, for 3 blocks"):
-        engine.pull(prefix(4), range(3))
+    with pytest.raises(ValueError, match="4 block keys for 3 blocks"):
+        engine.put(prefix(4), range(3))
+    with pytest.raises(ValueError, match="4 block keys, 2 skipped, for 3 blocks"):
+        engine.pull(prefix(4), range(3), skip_blocks=2)
     with pytest.raises(LayoutError, match="outside"):
         engine.put(prefix(2), [0, 16])
     with pytest.raises(LayoutError, match="twice"):
