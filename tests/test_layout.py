@@ -83,7 +83,7 @@ def test_components_have_no_name_of_their_own(name, tmp_path):
 # another one was imported first. The libraries are loaded once and inherited by the forks.
 IMPORT_EACH = """
 import os, traceback
-import aiohttp.web, jinja2, msgspec, prometheus_client, pydantic_settings, rich, structlog
+import aiohttp.web, jinja2, msgspec, numpy, prometheus_client, pydantic_settings, rich, structlog
 import tokenizers, typer, uvloop, xxhash, yaml, zmq.asyncio
 before = set(sys.modules)
 heavy, modules = sys.argv[1].split(","), sys.argv[2:]
