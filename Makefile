@@ -7,7 +7,7 @@ PYTEST := PYTHONWARNINGS=default $(RUN) -m pytest -q
 BENCH_VENV := .venv-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all lint format docs bench-index bench-transfer bench-ingress check-gpu clean
+.PHONY: help setup run demo test test-all lint format docs bench-index bench-transfer bench-ingress bench-extender bench-placement test-cluster check-gpu clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,15 @@ bench-transfer: $(VENV)/.stamp $(BENCH_VENV)/.stamp-transfer ## Moving KV blocks
 
 bench-ingress: $(VENV)/.stamp ## The ingress in front of four engine doubles, beside a bare proxy
 	@$(RUN) -m tests.benchmarks.bench_ingress
+
+bench-extender: $(VENV)/.stamp ## The scheduler extender by itself, beside a naive one
+	@$(RUN) -m tests.benchmarks.bench_extender
+
+bench-placement: $(VENV)/.stamp ## Predicted KV fetch time in a simulated cluster, beside a stock scheduler and zone affinity
+	@$(RUN) -m tests.benchmarks.bench_placement
+
+test-cluster: $(VENV)/.stamp ## Scheduling with real etcd, kube-apiserver and kube-scheduler (KUBE_BIN_DIR=)
+	@$(RUN) -m tests.cluster
 
 check-gpu: $(VENV)/.stamp ## On a host with a GPU: sharing, copies and movers on the device, 5 minutes at most (ARGS=)
 	@$(RUN) -m tests.gpu.check $(ARGS)

@@ -8,6 +8,7 @@ the monotonic time at which a datum was received, since clocks of other machines
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -118,4 +119,4 @@ class Snapshot:
     def rows_of(self, nodes: list[str]) -> Ints:
         """Return the row of each node, ``UNKNOWN_NODE`` for those that are not here."""
         get = self.rows.get
-        return np.fromiter((get(node, UNKNOWN_NODE) for node in nodes), np.int32, len(nodes))
+        return np.fromiter(map(get, nodes, repeat(UNKNOWN_NODE)), np.int32, len(nodes))

@@ -5,7 +5,8 @@ tell "nearkv refuses, and says why" from a defect::
 
     NearkvError
     ├── SettingsError     the configuration is wrong; lists every problem at once
-    └── ListenError       an address cannot be listened on
+    ├── ListenError       an address cannot be listened on
+    └── CertificateError  TLS files cannot be used; at start it ends the program
 
 Components add their own families under ``NearkvError`` in their own ``errors.py``.
 """
@@ -31,3 +32,7 @@ class SettingsError(NearkvError):
 
 class ListenError(NearkvError):
     """An address cannot be listened on: it is in use, not ours, or needs a privilege."""
+
+
+class CertificateError(NearkvError):
+    """Certificate, key or CA cannot be used; the message names the file."""

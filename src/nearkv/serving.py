@@ -7,8 +7,10 @@ flight (at most ``drain_seconds``), then it closes. A second signal closes at on
 import asyncio
 import hmac
 import signal
+import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -24,7 +26,29 @@ from nearkv.settings.address import Address
 T = TypeVar("T")
 _KEEPALIVE_SECONDS = 75.0
 _CLOSE_SECONDS = 1.0
+_READ_BUFFER_BYTES = 1 << 18
 _log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """How connections are served.
+
+    ``keepalive_seconds`` is how long an idle connection stays open; it has to outlast the
+    clients' own idle time, or they send a request into a connection that is being closed.
+    ``read_buffer_bytes`` is how much of a body is taken in before a handler must read it.
+    """
+
+    keepalive_seconds: float = _KEEPALIVE_SECONDS
+    read_buffer_bytes: int = _READ_BUFFER_BYTES
+    tls: ssl.SSLContext | None = None
+
+    def url_of(self, address: Address) -> str:
+        """Return the base URL of an address that is served so."""
+        return address.url if self.tls is None else f"https://{address}"
+
+
+_PLAIN = Transport()
 
 
 class StopRequest:
@@ -105,8 +129,8 @@ async def running(
     app: web.Application,
     address: Address,
     *,
-    keepalive_seconds: float = _KEEPALIVE_SECONDS,
     close_seconds: float = _CLOSE_SECONDS,
+    transport: Transport = _PLAIN,
 ) -> AsyncIterator[Address]:
     """Serve ``app`` inside the block; yield the address in use, name and port 0 resolved.
 
@@ -118,12 +142,15 @@ async def running(
         app,
         handler_cancellation=True,
         access_log=None,
-        keepalive_timeout=keepalive_seconds,
+        keepalive_timeout=transport.keepalive_seconds,
         shutdown_timeout=close_seconds,
+        read_bufsize=transport.read_buffer_bytes,
     )
     try:
         await runner.setup()
-        site = web.TCPSite(runner, address.host, address.port, reuse_address=True)
+        site = web.TCPSite(
+            runner, address.host, address.port, reuse_address=True, ssl_context=transport.tls
+        )
         await _listen(site, address)
         host, port, *_ = runner.addresses[0]
         yield Address(host, port)
@@ -137,7 +164,7 @@ async def serve(  # noqa: PLR0913 - keyword-only, and only three are required
     address: Address,
     readiness: Readiness,
     drain_seconds: float = 30.0,
-    keepalive_seconds: float = _KEEPALIVE_SECONDS,
+    transport: Transport = _PLAIN,
     stop: StopRequest | None = None,
     in_flight: InFlight | None = None,
     on_listening: Callable[[Address], None] | None = None,
@@ -154,8 +181,8 @@ async def serve(  # noqa: PLR0913 - keyword-only, and only three are required
         in_flight = InFlight()
         app.middlewares.insert(0, in_flight.middleware())
     with _stopping_on_signals(stop):
-        async with running(app, address, keepalive_seconds=keepalive_seconds) as actual:
-            _log.info("listening", address=str(actual), url=actual.url)
+        async with running(app, address, transport=transport) as actual:
+            _log.info("listening", address=str(actual), url=transport.url_of(actual))
             if on_listening is not None:
                 on_listening(actual)
             await stop.wait_for_drain()
@@ -201,9 +228,27 @@ def require_bearer_token(
         presented = given.strip().encode("utf-8", "surrogateescape")
         if scheme.lower() == "bearer" and hmac.compare_digest(presented, expected):
             return await handler(request)
-        return _unauthorized(presented=bool(given))
+        challenge = 'Bearer realm="nearkv"' + (', error="invalid_token"' if given else "")
+        message = "the bearer token is wrong" if given else "a bearer token is required"
+        return _unauthorized(message, challenge=challenge)
 
     return check_token
+
+
+def require_client_certificate(*, open_paths: Collection[str] = HEALTH_PATHS) -> Middleware:
+    """Return a middleware that answers 401 where the client's connection has no certificate.
+
+    For servers whose TLS takes clients without one, for the sake of ``open_paths``.
+    """
+    opened = frozenset(open_paths)
+
+    @web.middleware
+    async def check_certificate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in opened or request.get_extra_info("peercert"):
+            return await handler(request)
+        return _unauthorized("a client certificate is required", challenge=None)
+
+    return check_certificate
 
 
 def guard_with_token(handler: Handler, token: SecretStr | None) -> Handler:
@@ -230,11 +275,10 @@ def cut_connection(request: web.BaseRequest) -> None:
         request.transport.abort()
 
 
-def _unauthorized(*, presented: bool) -> web.Response:
-    challenge = 'Bearer realm="nearkv"' + (', error="invalid_token"' if presented else "")
-    message = "the bearer token is wrong" if presented else "a bearer token is required"
+def _unauthorized(message: str, *, challenge: str | None) -> web.Response:
     error = {"message": message, "type": "authentication_error", "param": None, "code": None}
-    return web.json_response({"error": error}, status=401, headers={"WWW-Authenticate": challenge})
+    headers = {} if challenge is None else {"WWW-Authenticate": challenge}
+    return web.json_response({"error": error}, status=401, headers=headers)
 
 
 async def _listen(site: web.TCPSite, address: Address) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from nearkv.cli.document_metrics import list_series, render_document
 from tests.doubles.engine import EngineDouble, EngineDoubleConfig
+from tests.integration.extender_site import question, running_extender, small_cluster
 from tests.integration.stack import small_fleet
 
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -29,16 +30,21 @@ def exported(series):
 
 @asynccontextmanager
 async def served_metrics():
-    """Yield the text that agent and ingress serve after two requests."""
+    """Yield the text that agent, ingress and extender serve after requests."""
     async with (
         EngineDouble(EngineDoubleConfig()) as engine,
         small_fleet(engine) as (ingress, agent),
+        running_extender(small_cluster()) as extender,
     ):
+        for verb in ("filter", "prioritize"):
+            await extender.post(verb, question(["gpu-00000", "gpu-00003"]))
+            await extender.post(verb, b"{")
         for _ in range(2):
             response, _ = await ingress.complete("the same prompt twice " * 40)
             assert response.status == 200
         texts = {}
-        for component, url in (("agent", agent.url), ("ingress", ingress.url)):
+        served = (("agent", agent.url), ("ingress", ingress.url), ("extender", extender.url))
+        for component, url in served:
             async with ingress.session.get(f"{url}/metrics") as response:
                 texts[component] = await response.text()
         yield texts

@@ -51,11 +51,26 @@ class DoctorOutput(Enum):
     JSON = "json"
 
 
+class ExplainOutput(Enum):
+    """Forms of output of ``explain-pod``."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+class LintOutput(Enum):
+    """Forms of output of ``lint-scheduler``."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class Component(Enum):
     """Components that have settings."""
 
     AGENT = "agent"
     INGRESS = "ingress"
+    EXTENDER = "extender"
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer's way to call it
@@ -132,8 +147,8 @@ def config(
 ) -> None:
     """Print a component's effective configuration, with the source of each value.
 
-    Takes the component's own options too, such as --config FILE; "nearkv-agent --help" and
-    "nearkv-ingress --help" list them.
+    Takes the component's own options too, such as --config FILE; "nearkv-agent --help",
+    "nearkv-ingress --help" and "nearkv-extender --help" list them.
     """
     from nearkv.cli.config import print_config, print_schema  # noqa: PLC0415 - as in status
 
@@ -141,6 +156,45 @@ def config(
         print_schema(component.value)
     else:
         print_config(component.value, context.args)
+
+
+@app.command("explain-pod", short_help="Say why a pod was placed as it was.")
+def explain_pod(  # noqa: PLR0913, PLR0917 - one parameter per option
+    pod: Annotated[str, typer.Argument(metavar="NAMESPACE/NAME", help="The pod.")],
+    extender: Annotated[
+        str | None,
+        typer.Option(metavar="URL", envvar="NEARKV_EXTENDER", help="The extender."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Nodes to show of each decision.")] = 20,
+    token: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", envvar="NEARKV_TOKEN", help="Bearer token of the extender."),
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="CA (PEM) to check the extender's certificate with.")
+    ] = None,
+    timeout_seconds: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Deadline of the request in seconds.")
+    ] = 5.0,
+    output: Annotated[
+        ExplainOutput, typer.Option("-o", "--output", help="Form.")
+    ] = ExplainOutput.TABLE,
+) -> None:
+    """Say why a pod was placed as it was: the extender's last decisions about it, by node."""
+    from nearkv.cli.explain_pod import (  # noqa: PLC0415 - keeps --help quick
+        ExplainQuestion,
+        run_explain_pod,
+    )
+
+    question = ExplainQuestion(
+        pod=pod,
+        extender=extender,
+        limit=limit,
+        token=token,
+        ca=ca,
+        timeout_seconds=timeout_seconds,
+    )
+    raise typer.Exit(run_explain_pod(question, as_json=output is ExplainOutput.JSON))
 
 
 @app.command()
@@ -195,13 +249,35 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter per option
     run_plan(question, as_json=output is PlanOutput.JSON)
 
 
+@app.command(
+    "lint-scheduler", short_help="Say what kube-scheduler would do with its configuration."
+)
+def lint_scheduler(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="A KubeSchedulerConfiguration, or a ConfigMap of it; - reads stdin.",
+        ),
+    ],
+    output: Annotated[LintOutput, typer.Option("-o", "--output", help="Form.")] = LintOutput.TEXT,
+) -> None:
+    """Say what kube-scheduler would do with its configuration, with a fix for each mistake.
+
+    Exit status 1 when kube-scheduler would not start, or pods would not be scheduled as meant.
+    """
+    from nearkv.cli.lint_scheduler import run_lint  # noqa: PLC0415 - keeps --help quick
+
+    raise typer.Exit(run_lint(file, as_json=output is LintOutput.JSON))
+
+
 @doctor.callback()
 def doctor_root() -> None:
     """Find out why something does not work."""
 
 
 @doctor.command("transfer", short_help="Check this host, and the ways between nodes, for KV.")
-def doctor_transfer(
+def doctor_transfer(  # noqa: PLR0913, PLR0917 - one parameter per option
     agents: Annotated[
         list[str] | None,
         typer.Option(
@@ -226,6 +302,15 @@ def doctor_transfer(
     require_rdma: Annotated[  # noqa: FBT002 - typer's way to declare a switch
         bool, typer.Option("--require-rdma", help="Fail without RDMA instead of warning.")
     ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The agent's settings: a shared store that they name is tried. Default: "
+            "NEARKV_AGENT_CONFIG.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
         DoctorOutput, typer.Option("-o", "--output", help="Form.")
     ] = DoctorOutput.TABLE,
@@ -239,6 +324,7 @@ def doctor_transfer(
         timeout_seconds=timeout_seconds,
         socket_dir=socket_dir,
         require_rdma=require_rdma,
+        config=config,
     )
     raise typer.Exit(run_doctor(question, as_json=output is DoctorOutput.JSON))
 

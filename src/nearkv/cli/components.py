@@ -5,7 +5,7 @@ from typing import Final
 
 from nearkv.settings import ComponentSettings
 
-COMPONENTS: Final = ("agent", "ingress")
+COMPONENTS: Final = ("agent", "ingress", "extender")
 """Components that have settings, in the order of the documentation."""
 
 

@@ -14,6 +14,7 @@ from nearkv.settings.base import ComponentSettings, ServiceSettings, SettingsGro
 from nearkv.settings.loading import load_settings
 from nearkv.settings.rendering import render_config, render_help, render_table
 from nearkv.settings.resolving import Resolved, resolve_settings
+from nearkv.settings.tls import ClientTlsSettings, StateTlsSettings, TlsSettings
 from nearkv.settings.values import (
     ClusterSecret,
     FreshnessSettings,
@@ -25,6 +26,7 @@ from nearkv.settings.values import (
 
 __all__ = [
     "Address",
+    "ClientTlsSettings",
     "ClusterSecret",
     "ComponentSettings",
     "FreshnessSettings",
@@ -33,6 +35,8 @@ __all__ = [
     "Secret",
     "ServiceSettings",
     "SettingsGroup",
+    "StateTlsSettings",
+    "TlsSettings",
     "load_settings",
     "parse_address",
     "render_config",

@@ -1,0 +1,30 @@
+"""``make test-cluster``: run the scenarios on real binaries, or say that there are none."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.binaries import NAMES, VARIABLE, find_binaries
+
+_USAGE_STATUS = 2
+
+
+def main() -> int:
+    """Return the exit status: 0 without binaries, 2 with some of them only."""
+    binaries = find_binaries()
+    if binaries.folder is None:
+        sys.stdout.write(
+            f"{VARIABLE} is not set (a folder with {', '.join(NAMES)}): nothing was run on a real "
+            "cluster; make test runs the same scenarios on doubles\n"
+        )
+        return 0
+    if binaries.missing:
+        missing = ", ".join(binaries.missing)
+        sys.stderr.write(f"{VARIABLE}: {binaries.folder} has no {missing} that can be run\n")
+        return _USAGE_STATUS
+    return int(pytest.main(["-q", "-p", "no:randomly", str(Path(__file__).parent)]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
