@@ -152,5 +152,7 @@ def certificate_files(settings: TlsSettings) -> CertificateFiles:
 def transport(settings: ExtenderSettings) -> Transport:
     """Return how connections are served, but for TLS."""
     return Transport(
-        keepalive_seconds=settings.limits.keepalive_seconds, read_buffer_bytes=_READ_BUFFER_BYTES
+        keepalive_seconds=settings.limits.keepalive_seconds,
+        read_buffer_bytes=_READ_BUFFER_BYTES,
+        answer_half_closed=True,
     )

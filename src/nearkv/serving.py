@@ -20,6 +20,7 @@ from aiohttp.typedefs import Handler, Middleware
 from pydantic import SecretStr
 
 from nearkv.errors import ListenError
+from nearkv.half_closing import HalfClosingRunner
 from nearkv.health import HEALTH_PATHS, Readiness
 from nearkv.settings.address import Address
 
@@ -37,10 +38,13 @@ class Transport:
     ``keepalive_seconds`` is how long an idle connection stays open; it has to outlast the
     clients' own idle time, or they send a request into a connection that is being closed.
     ``read_buffer_bytes`` is how much of a body is taken in before a handler must read it.
+    With ``answer_half_closed`` a client that will send no more still gets its answer; it cannot
+    be told from one that went away, so handlers then find out when they answer.
     """
 
     keepalive_seconds: float = _KEEPALIVE_SECONDS
     read_buffer_bytes: int = _READ_BUFFER_BYTES
+    answer_half_closed: bool = False
     tls: ssl.SSLContext | None = None
 
     def url_of(self, address: Address) -> str:
@@ -138,7 +142,8 @@ async def running(
     closed connection. On exit, handlers still running get ``close_seconds``, then are
     cancelled. Raises ``ListenError`` when the address cannot be listened on.
     """
-    runner = web.AppRunner(
+    runner_class = HalfClosingRunner if transport.answer_half_closed else web.AppRunner
+    runner = runner_class(
         app,
         handler_cancellation=True,
         access_log=None,

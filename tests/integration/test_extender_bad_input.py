@@ -164,18 +164,38 @@ async def test_a_connection_closed_in_the_middle_of_a_body_is_counted(extender):
     await until(is_counted, what="the broken body is counted")
 
 
-@pytest.mark.parametrize("sent", ["whole", "half"])
-async def test_a_half_closed_connection_disturbs_nobody(extender, sent):
-    """Go never half-closes before the answer; asyncio closes the other half by itself."""
+async def half_closed(extender, *data):
+    """Send pieces, then close the sending half; return all that is answered."""
     host, port = extender.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    data = request("POST /v1/prioritize", body=question(NAMES))
-    writer.write(data if sent == "whole" else data[:-20])
+    for piece in data:
+        writer.write(piece)
+        await writer.drain()
     writer.write_eof()
     answer = await asyncio.wait_for(reader.read(), 10)
     writer.close()
-    assert answer == b"" or b"HTTP/1.1 200" in answer or b"HTTP/1.1 400" in answer
-    assert sent == "whole" or b"HTTP/1.1 200" not in answer
+    return answer
+
+
+async def test_a_client_that_stops_sending_gets_its_answers(extender):
+    asked = request("POST /v1/prioritize", body=question(NAMES))
+    assert (await half_closed(extender, asked)).startswith(b"HTTP/1.1 200")
+    assert (await half_closed(extender, asked[:50], asked[50:])).startswith(b"HTTP/1.1 200")
+    assert await reasons(extender) == {}
+
+
+@pytest.mark.parametrize("missing", [1, 20, 100])
+async def test_half_a_body_from_a_client_that_stops_sending_is_refused(extender, missing):
+    asked = request("POST /v1/prioritize", body=question(NAMES))
+    answer = await half_closed(extender, asked[:-missing])
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"broke off" in answer
+    assert await reasons(extender) == {"broken_off": 1}
+
+
+async def test_nothing_asked_nothing_answered(extender):
+    assert await half_closed(extender) == b""
+    assert await half_closed(extender, b"POST /v1/fil") == b""
 
 
 async def test_garbage_instead_of_http(extender):
