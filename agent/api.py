@@ -8,6 +8,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from nearkv.agent.errors import SnapshotBusyError
 from nearkv.agent.node_state import NodeState
 from nearkv.agent.settings import AgentSettings
 from nearkv.agent.status import describe_node
@@ -100,6 +101,10 @@ class StateApi:
         except TimeoutError:
             log.warning("consumer_stalled", peer=request.remote)
             cut_connection(request)
+        except SnapshotBusyError as error:
+            self._state.snapshots_served["busy"] += 1
+            log.warning("snapshot_refused", peer=request.remote, error=str(error))
+            cut_connection(request)
         except ConnectionError:
             pass
         finally:
@@ -109,18 +114,24 @@ class StateApi:
     async def _feed(self, response: web.StreamResponse, cursor: Cursor | None) -> None:
         """Send what the consumer lacks, and a heartbeat in time even between busy deltas.
 
-        Only heartbeats say how old readings are that did not change.
+        Only heartbeats say how old readings are that did not change. No more deltas are taken out
+        of the ring at once than a consumer's queue may hold: one that is slower than the ring
+        finds its place gone and gets a snapshot again.
         """
         beat_at = self._state.now()
+        why = "first" if cursor is None else "cursor_unknown"
         while not self._readiness.draining:
-            frames = self._state.log.after(cursor)
-            if frames is None:
+            frames = self._state.log.after(cursor, self._settings.state.consumer_queue_bytes)
+            if cursor is None or frames is None:
+                self._state.snapshots_served[why] += 1
                 cursor = await self._send_snapshot(response)
+                why = "fell_behind"
                 beat_at = self._state.now()
                 continue
-            cursor = self._state.log.cursor
+            why = "fell_behind"
+            cursor = Cursor(cursor.boot, cursor.epoch, cursor.seq + len(frames))
             if self._state.now() >= beat_at:
-                frames.append(self._state.log.heartbeat(self._state.ages_seconds()))
+                frames.append(self._state.log.heartbeat(self._state.ages_seconds(), cursor))
                 beat_at = self._state.now() + self._settings.state.heartbeat_seconds
             if frames:
                 await self._write(response, frames)
@@ -128,10 +139,10 @@ class StateApi:
                 await self._state.wait_for_news(beat_at - self._state.now())
 
     async def _send_snapshot(self, response: web.StreamResponse) -> Cursor:
-        frames = self._state.snapshot()
-        cursor = self._state.log.cursor
-        await self._write(response, frames)
-        return cursor
+        snapshot = self._state.snapshot_to_follow()
+        async with asyncio.timeout(self._settings.state.snapshot_seconds):
+            await self._write(response, snapshot.frames())
+        return snapshot.cursor
 
     async def _write(self, response: web.StreamResponse, frames: Iterable[bytes]) -> None:
         """Write with back-pressure; a consumer that takes nothing for long is let go.

@@ -10,44 +10,70 @@ import aiohttp
 import structlog
 import zmq.asyncio
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry
 
 from nearkv._version import __version__
 from nearkv.agent.api import StateApi
 from nearkv.agent.discovering import EngineSpec, configured_engines
-from nearkv.agent.metrics import NodeCollector
+from nearkv.agent.engine_kinds_probing import EngineKindProbe
+from nearkv.agent.gpu.metrics import GpuCollector
+from nearkv.agent.gpu.service import GpuService, plan_of
+from nearkv.agent.kubernetes.joining import WORKER_STATUSES, add_kubernetes
+from nearkv.agent.kubernetes.transfer_modes import TransferModes
+from nearkv.agent.links.metrics import LinkCollector
+from nearkv.agent.links.service import LinkService
+from nearkv.agent.metrics import NodeCollector, certificate_loads
 from nearkv.agent.node_state import NodeState
-from nearkv.agent.probing import EngineProbe
 from nearkv.agent.settings import AgentSettings
 from nearkv.agent.state_log import StateLog
+from nearkv.agent.summary import DeviceReader, Hardware, HardwareReader, SummaryTiming
+from nearkv.agent.summary_api import SummaryService
+from nearkv.agent.summary_metrics import SummaryMetrics
 from nearkv.agent.transfer.abilities import TransferAbilities
 from nearkv.agent.transfer.assembling import Surroundings
 from nearkv.agent.transfer.metrics import TransferCollector, TransferGauges, TransferMetrics
 from nearkv.agent.transfer.path_costs import PathCosts, path_priors
 from nearkv.agent.transfer.service import TransferService
+from nearkv.agent.waking import RoomAnnouncer, WakingLimits
+from nearkv.agent.warming.assembling import add_warming
+from nearkv.agent.warming.service import WarmService
 from nearkv.agent.watching import EngineWatch, WatchLimits
+from nearkv.agent.worker_status.prefixes import NamedPrefix
+from nearkv.certificates import CertificateFiles, Certificates
 from nearkv.health import Readiness, add_health_routes, create_registry
-from nearkv.serving import require_bearer_token
+from nearkv.kube.access import ApiAccess
+from nearkv.kube.patching import Patcher
+from nearkv.serving import Transport, require_bearer_token, require_client_certificate
 from nearkv.settings import secret_bytes
 from nearkv.supervising import supervised
 
 NODE_STATE = web.AppKey("node_state", NodeState)
 READINESS = web.AppKey("readiness", Readiness)
+TRANSPORT = web.AppKey("transport", Transport)
 TRANSFER = web.AppKey("transfer", TransferService)
+LINKS = web.AppKey("links", LinkService)
+GPUS = web.AppKey("gpus", GpuService)
+WARMING = web.AppKey("warming", WarmService)
 
 _CHECK_WATCHES = "watching"
+_CHECK_SUMMARY = "summary"
+_CHECK_TLS = "tls"
 _FIRST_LOOK_SECONDS = 5.0
 
 log = structlog.get_logger(__name__)
 
 
-def build_app(settings: AgentSettings) -> web.Application:
-    """Build the agent's application; engines are watched while it runs."""
+def build_app(settings: AgentSettings, *, devices: DeviceReader | None = None) -> web.Application:
+    """Build the agent's application; engines are watched while it runs.
+
+    ``devices`` reads the node's GPUs for the summary; default: what NVML says.
+    """
     specs = configured_engines(settings.engines)
-    if not specs:
+    if not specs and not settings.kubernetes.is_on:
         log.warning("no_engines_configured")
     boot = secrets.token_hex(4)
-    abilities = TransferAbilities({engine.id: engine.transfer for engine in settings.engines})
+    abilities = TransferModes({engine.id: engine.transfer for engine in settings.engines})
     state = NodeState(
         StateLog(
             boot=boot,
@@ -59,18 +85,193 @@ def build_app(settings: AgentSettings) -> web.Application:
         boot=boot,
         flush_seconds=settings.state.flush_seconds,
         now=time.monotonic,
+        tables_limit_bytes=settings.state.tables_limit_bytes,
     )
     readiness = Readiness(_CHECK_WATCHES)
     registry = create_registry("agent")
     registry.register(NodeCollector(state))
-    app = web.Application(middlewares=[require_bearer_token(settings.token)])
+    app = web.Application(middlewares=guards(settings))
+    app[TRANSPORT] = _add_tls(app, registry, settings, readiness)
     app[NODE_STATE] = state
     app[READINESS] = readiness
     add_health_routes(app, readiness, registry=registry)
     StateApi(state, readiness, settings, started_at=state.now()).add_routes(app)
+    links = _add_links(app, registry, settings, state, readiness)
+    gpus = _add_gpus(app, registry, settings, state, readiness)
     app.cleanup_ctx.append(_watching(specs, settings, state, readiness))
     _add_transfer(app, registry, settings, state, abilities)
+    app[WARMING] = add_warming(app, registry, settings, state, readiness)
+    devices = devices or gpus.summaries
+
+    def read_hardware() -> Hardware:
+        rdma = links.rdma
+        why = {"rdma": rdma.reason} | ({"devices": str(gpus.missing)} if gpus.missing else {})
+        return Hardware(devices=devices(), rdma=rdma.usable, why=why)
+
+    summaries = SummaryMetrics(registry)
+    summary = _add_summary(app, summaries, settings, state, readiness, read_hardware)
+    _add_waking(app, summaries, settings, readiness, devices, publish=summary.refresh)
+    add_kubernetes(
+        app,
+        registry,
+        settings,
+        state,
+        readiness,
+        modes=abilities,
+        gpus=gpus,
+        hardware=read_hardware,
+    )
+    warming = app[WARMING]
+    app[WORKER_STATUSES].prefixes = lambda engine: [
+        NamedPrefix(name, uses) for name, uses in warming.named_prefixes(engine)
+    ]
     return app
+
+
+def guards(settings: AgentSettings) -> list[Middleware]:
+    """Return what keeps strangers out: a token, a client certificate, or both."""
+    checks = [require_bearer_token(settings.token)]
+    if settings.tls is not None and settings.tls.client_ca is not None:
+        checks.append(require_client_certificate())
+    return checks
+
+
+def _add_tls(
+    app: web.Application,
+    registry: CollectorRegistry,
+    settings: AgentSettings,
+    readiness: Readiness,
+) -> Transport:
+    """Have the certificate files looked at, where there are some; returns how to serve."""
+    count = certificate_loads(registry)
+    tls = settings.tls
+    if tls is None:
+        return Transport()
+    certificates = Certificates(
+        CertificateFiles(tls.cert, tls.key, tls.client_ca, every_client=False),
+        count=count,
+    )
+
+    async def watch(_app: web.Application) -> AsyncIterator[None]:
+        async with supervised(
+            [certificates.watch(tls.reload_seconds)], readiness, check=_CHECK_TLS
+        ):
+            yield
+
+    app.cleanup_ctx.append(watch)
+    return Transport(tls=certificates.context)
+
+
+def _add_summary(
+    app: web.Application,
+    metrics: SummaryMetrics,
+    settings: AgentSettings,
+    state: NodeState,
+    readiness: Readiness,
+    hardware: HardwareReader,
+) -> SummaryService:
+    """Add the summary for the extender."""
+    timing = SummaryTiming(
+        interval_seconds=settings.summary.interval_seconds,
+        drift_seconds=settings.summary.drift_seconds,
+        heartbeat_seconds=settings.summary.heartbeat_seconds,
+    )
+    service = SummaryService(
+        state,
+        readiness,
+        node=settings.node,
+        timing=timing,
+        hardware=hardware,
+        max_waiting=settings.summary.max_waiting,
+        count=lambda outcome: metrics.requests.labels(outcome).inc(),
+    )
+    service.add_routes(app)
+
+    async def summarize(_app: web.Application) -> AsyncIterator[None]:
+        async with supervised([service.run()], readiness, check=_CHECK_SUMMARY):
+            yield
+
+    app.cleanup_ctx.append(summarize)
+    return service
+
+
+def _add_waking(
+    app: web.Application,
+    metrics: SummaryMetrics,
+    settings: AgentSettings,
+    readiness: Readiness,
+    devices: DeviceReader,
+    *,
+    publish: Callable[[], object],
+) -> None:
+    """Wake pods that wait for room on this node, where that is on."""
+    waking = settings.waking
+    if not waking.enabled:
+        return
+
+    async def wake(_app: web.Application) -> AsyncIterator[None]:
+        async with ApiAccess.automatic(
+            str(waking.kubeconfig or ""), waking.context or ""
+        ) as access:
+            announcer = RoomAnnouncer(
+                Patcher(access),
+                node=settings.node,
+                devices=devices,
+                interval_seconds=settings.summary.interval_seconds,
+                publish=publish,
+                count=lambda outcome: metrics.room_announcements.labels(outcome).inc(),
+                limits=WakingLimits(
+                    min_seconds=waking.min_seconds,
+                    settle_seconds=waking.settle_seconds,
+                    jitter_seconds=waking.settle_seconds,
+                ),
+            )
+            async with supervised([announcer.run()], readiness, check=_CHECK_SUMMARY):
+                yield
+
+    app.cleanup_ctx.append(wake)
+
+
+def _add_gpus(
+    app: web.Application,
+    registry: CollectorRegistry,
+    settings: AgentSettings,
+    state: NodeState,
+    readiness: Readiness,
+) -> GpuService:
+    """Add the node's GPUs: their status and series."""
+    gpus = GpuService(settings.gpu, plan=plan_of(settings.gpu), now=state.now)
+    app[GPUS] = gpus
+    state.parts["gpu"] = gpus
+    registry.register(GpuCollector(gpus))
+
+    async def read_gpus(_app: web.Application) -> AsyncIterator[None]:
+        async with gpus.running(readiness):
+            yield
+
+    app.cleanup_ctx.append(read_gpus)
+    return gpus
+
+
+def _add_links(
+    app: web.Application,
+    registry: CollectorRegistry,
+    settings: AgentSettings,
+    state: NodeState,
+    readiness: Readiness,
+) -> LinkService:
+    """Add the node's links: their status, series and verdict on RDMA."""
+    links = LinkService(settings.links, now=state.now)
+    app[LINKS] = links
+    state.parts["links"] = links
+    registry.register(LinkCollector(links))
+
+    async def follow_links(_app: web.Application) -> AsyncIterator[None]:
+        async with links.running(readiness):
+            yield
+
+    app.cleanup_ctx.append(follow_links)
+    return links
 
 
 def _add_transfer(
@@ -123,11 +324,12 @@ def _watching(
             watches = [
                 EngineWatch(
                     spec,
-                    EngineProbe(
+                    EngineKindProbe(
                         spec.url,
                         session,
                         timeout_seconds=settings.scrape.timeout_seconds,
                         bearer_token=spec.api_key,
+                        kind=spec.kind,
                     ),
                     state,
                     node=settings.node,

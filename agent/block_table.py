@@ -10,8 +10,9 @@ was added and removed per tier. Three rules come from how engines behave
   since there is no snapshot to ask for.
 - A store without tokens says that known blocks were copied to another tier.
 
-Memory is bounded: beyond the limit new blocks are refused and counted, so the table becomes
-a lower bound (fewer hits), never a wrong answer.
+Memory is bounded: whoever owns the table has the least used blocks evicted in time; beyond the
+limit new ones are refused. Both are counted, and the table becomes a lower bound (fewer hits),
+never a wrong answer.
 """
 
 from collections import deque
@@ -21,12 +22,17 @@ from typing import Any
 
 import msgspec
 
+from nearkv.agent.block_runs import BlockRuns
 from nearkv.agent.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Event, Handle
 from nearkv.block_keys import KeyNamespace, chain_keys, fold_extra, pack_tokens, root_key
 
-BYTES_PER_BLOCK = 160
-"""Measured cost of one table entry: two integers of 64 bits and a dict slot."""
+BYTES_PER_BLOCK = 360
+"""Measured cost of one entry: two integers of 64 bits and a slot in each of two dicts.
+
+It is what a table comes to after long churn, when the dicts have their most room to spare; a
+fresh one takes about half."""
 _BYTES_PER_ORPHAN_TOKEN = 36
+_EVICTED_AT_ONCE = 256
 
 _Place = tuple[str, int]  # medium, KV group
 
@@ -64,6 +70,7 @@ class TableCounts:
     """What the table could not use, since its start."""
 
     refused: int = 0
+    evicted: int = 0
     bad_tokens: int = 0
     orphans_dropped: int = 0
     unknown_removed: int = 0
@@ -76,15 +83,18 @@ class BlockTable:
     __slots__ = (
         "_key_model",
         "_limit_blocks",
+        "_now",
         "_orphan_limit_tokens",
         "_orphan_places",
         "_orphan_tokens",
         "_orphans",
         "_places",
+        "_runs",
         "_secret",
         "_waiting_tiers",
         "block_size",
         "counts",
+        "uses",
     )
 
     def __init__(
@@ -95,15 +105,23 @@ class BlockTable:
         self._limit_blocks = max(1, limit_bytes // BYTES_PER_BLOCK)
         self._orphan_limit_tokens = max(1, limit_bytes // 4 // _BYTES_PER_ORPHAN_TOKEN)
         self._places: dict[_Place, dict[Handle, int]] = {}
+        self._runs = BlockRuns()
+        self._now = 0.0
         self._orphans: dict[Handle, list[BlockStored]] = {}
         self._orphan_places: dict[tuple[str, int, Handle], bool] = {}
         self._orphan_tokens = 0
         self._waiting_tiers: dict[Handle, set[_Place]] = {}
         self.block_size: int | None = None
         self.counts = TableCounts()
+        self.uses: dict[int, int] = {}
+        """How often something was stored right below a key; put in a key to have it counted."""
 
-    def apply(self, events: Iterable[Event], changes: BlockChanges) -> None:
-        """Apply events in order, noting in ``changes`` what they did."""
+    def apply(self, events: Iterable[Event], changes: BlockChanges, now: float = 0.0) -> None:
+        """Apply events in order, noting in ``changes`` what they did.
+
+        ``now`` is when blocks were used that the events speak of, in monotonic seconds.
+        """
+        self._now = now
         for event in events:
             if isinstance(event, BlockStored):
                 self._store(event, changes)
@@ -116,10 +134,16 @@ class BlockTable:
     def clear(self) -> None:
         """Forget every block and orphan."""
         self._places.clear()
+        self._runs.clear()
         self._orphans.clear()
         self._orphan_places.clear()
         self._orphan_tokens = 0
         self._waiting_tiers.clear()
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory that blocks may take."""
+        return self._limit_blocks * BYTES_PER_BLOCK
 
     @property
     def block_count(self) -> int:
@@ -135,6 +159,35 @@ class BlockTable:
     def estimated_bytes(self) -> int:
         """Memory held, by measured cost per entry."""
         return self.block_count * BYTES_PER_BLOCK + self._orphan_tokens * _BYTES_PER_ORPHAN_TOKEN
+
+    @property
+    def oldest_use_at(self) -> float | None:
+        """When the blocks were used that would be evicted first; ``None`` where there are none."""
+        return self._runs.oldest_use_at
+
+    def evict(self, free_bytes: int, changes: BlockChanges) -> int:
+        """Give up orphans, then some blocks of the chain used least; returns the bytes freed.
+
+        Blocks go from all tiers together. Call it again until enough is freed, or nothing is.
+        """
+        if self._orphans:
+            return self._drop_orphans()
+        handles = self._runs.evict(min(_EVICTED_AT_ONCE, -(-free_bytes // BYTES_PER_BLOCK)))
+        freed = 0
+        for (medium, _group), blocks in self._places.items():
+            keys = [blocks.pop(handle) for handle in handles if handle in blocks]
+            changes.remove(medium, keys)
+            freed += len(keys)
+        self.counts.evicted += freed
+        return freed * BYTES_PER_BLOCK
+
+    def _drop_orphans(self) -> int:
+        freed = self._orphan_tokens * _BYTES_PER_ORPHAN_TOKEN
+        self.counts.orphans_dropped += len(self._orphan_places)
+        self._orphans.clear()
+        self._orphan_places.clear()
+        self._orphan_tokens = 0
+        return freed
 
     def keys_by_tier(self) -> dict[str, list[int]]:
         """Return the keys held, by tier; a key may stand twice where groups share it."""
@@ -167,6 +220,8 @@ class BlockTable:
             if parent is None:
                 self._keep_orphan(event)
                 return
+            if parent in self.uses:
+                self.uses[parent] += 1
         keys = self._chain(event, packed, parent)
         held = dict(zip(event.handles, keys, strict=True))
         if self._orphan_places:
@@ -190,6 +245,8 @@ class BlockTable:
         if not blocks.keys().isdisjoint(held):
             held = {handle: blocks.get(handle, key) for handle, key in held.items()}
         blocks.update(held)
+        if held:
+            self._runs.add(list(held), event.parent, self._now)
         changes.add(event.medium, held.values())
         return True
 
@@ -236,12 +293,18 @@ class BlockTable:
         removed = []
         for handle in event.handles:
             key = blocks.pop(handle, None)
+            if key is not None and self._is_gone(handle):
+                self._runs.remove(handle, self._now)
             waited = self._remove_waiting(place, handle)
             if key is None:
                 self.counts.unknown_removed += not waited
             elif not any(handle in others for others in other_groups):
                 removed.append(key)
         changes.remove(event.medium, removed)
+
+    def _is_gone(self, handle: Handle) -> bool:
+        """Tell whether a block is held in no place."""
+        return not any(handle in held for held in self._places.values())
 
     def _remove_waiting(self, place: _Place, handle: Handle) -> bool:
         """Remove a block that is still an orphan, or waits for its tokens; tell if it did."""

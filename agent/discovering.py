@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nearkv.agent.engine_kinds import EngineKind
 from nearkv.agent.event_sources import EventSource, endpoint_of_rank
 from nearkv.agent.settings import ConfiguredEngine
 
@@ -20,6 +21,7 @@ class EngineSpec:
     dp_size: int = 1
     kv_bytes_per_token: int | None = None
     api_key: str | None = None
+    kind: EngineKind = EngineKind.AUTO
 
     def rank_id(self, dp_rank: int, ranks: int) -> str:
         """Return the EngineId of one rank: the engine's own where there is only one."""
@@ -55,6 +57,7 @@ def configured_engines(engines: Sequence[ConfiguredEngine]) -> list[EngineSpec]:
             dp_size=engine.dp_size,
             kv_bytes_per_token=engine.kv_bytes_per_token,
             api_key=engine.api_key.get_secret_value() if engine.api_key else None,
+            kind=engine.kind,
         )
         for engine in engines
     ]

@@ -1,6 +1,7 @@
 """Reading an engine's ``/metrics`` (pure): text in, one reading per data-parallel rank out.
 
-Missing is unknown, never zero. Names and meanings: reference/vllm.md section 3.
+vLLM and SGLang are told apart by the names of their series (docs/engines.md). Missing is
+unknown, never zero.
 """
 
 import math
@@ -8,7 +9,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-_PREFIX = "vllm:"
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _WANTED = {
     "vllm:kv_cache_usage_perc": "kv_used_ratio",
@@ -26,6 +26,37 @@ _SLEEP = "vllm:engine_sleep_state"
 _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 _START_TIME = "process_start_time_seconds"
 _MOST_DIGITS = 15
+
+_SGLANG_GAUGES = {
+    "sglang:token_usage": "kv_used_ratio",
+    "sglang:num_running_reqs": "requests_running",
+    "sglang:num_queue_reqs": "requests_waiting",
+    "sglang:max_total_num_tokens": "kv_total_tokens",
+    "sglang:page_size": "block_size",
+    "sglang:kv_cache_memory_usage_gb": "kv_total_bytes",
+}
+_SGLANG_SUMS = {
+    "sglang:prompt_tokens_total": "prefix_queries_tokens",
+    "sglang:cached_tokens_total": "prefix_hits_tokens",
+}
+_SGLANG_BY_MODE = "sglang:realtime_tokens_total"
+_SGLANG_MODES = {"prefill_compute": "computed_tokens", "prefill_cache": "prefix_hits_tokens"}
+_SGLANG_STAGES = {
+    "sglang:per_stage_req_latency_seconds_sum": "prefill_seconds",
+    "sglang:per_stage_req_latency_seconds_count": "prefills",
+}
+_SGLANG_STARTUP = "sglang:startup_time_seconds"
+_SGLANG_NAMES = frozenset(
+    {*_SGLANG_GAUGES, *_SGLANG_SUMS, _SGLANG_BY_MODE, *_SGLANG_STAGES, _SGLANG_STARTUP}
+)
+_NAMES = frozenset({*_WANTED, _CACHE_INFO, _SLEEP, _BY_SOURCE, _START_TIME}) | _SGLANG_NAMES
+_SAMPLE = re.compile(
+    rf"\n(?=[vps])({'|'.join(map(re.escape, sorted(_NAMES)))})(?:({{.*}})[ \t]*|[ \t]+)(\S+)"
+)
+_GIB = 1 << 30
+
+Sample = tuple[str, dict[str, str], float]
+"""Name, labels and value of one series."""
 
 
 @dataclass(slots=True)
@@ -54,7 +85,11 @@ class RankReading:
 
 @dataclass(slots=True)
 class EngineReading:
-    """One scrape: when the server process started, and its ranks by label ``engine``."""
+    """One scrape: when the server process started, and its data-parallel ranks by number.
+
+    SGLang tells only how long its start took; that stands for the start, in thousandths of a
+    second as if they were seconds, since no two starts take equally long to the microsecond.
+    """
 
     start_time_seconds: float | None = None
     ranks: dict[str, RankReading] = field(default_factory=dict)
@@ -63,7 +98,11 @@ class EngineReading:
 def parse_metrics(text: str) -> EngineReading:
     """Parse Prometheus text; lines that make no sense are passed over."""
     reading = EngineReading()
-    for name, labels, value in _samples(text.splitlines()):
+    of_sglang: list[Sample] = []
+    for name, labels, value in _samples(text):
+        if name in _SGLANG_NAMES:
+            of_sglang.append((name, labels, value))
+            continue
         if name == _START_TIME:
             reading.start_time_seconds = value
             continue
@@ -76,29 +115,28 @@ def parse_metrics(text: str) -> EngineReading:
             rank.awake = value != 0
         elif name == _BY_SOURCE and labels.get("source") == "local_compute":
             rank.computed_tokens = value
+    if of_sglang:
+        reading.ranks.update(_read_sglang(of_sglang))
+        if reading.start_time_seconds is None:
+            # The exact sum: it must not depend on the order in which the series come.
+            took = math.fsum(value for name, _, value in of_sglang if name == _SGLANG_STARTUP)
+            reading.start_time_seconds = took * 1000 or None
     return reading
 
 
-def _samples(lines: Iterable[str]) -> Iterable[tuple[str, dict[str, str], float]]:
+def _samples(text: str) -> Iterable[Sample]:
     """Yield (name, labels, value) of the wanted series only.
 
-    Most of an engine's text is histogram buckets; they are told off by their name before
-    anything of them is parsed, which keeps a scrape at a fraction of a millisecond.
+    Most of an engine's text is histogram buckets; one search over all of it finds the few lines
+    that are wanted, which keeps a scrape at a tenth of a millisecond.
     """
-    for line in lines:
-        if not line.startswith((_PREFIX, _START_TIME)):
-            continue
-        name = line[:brace] if (brace := line.find("{")) >= 0 else line.partition(" ")[0]
-        if name not in _WANTED and name not in (_CACHE_INFO, _SLEEP, _BY_SOURCE, _START_TIME):
-            continue
-        head, _, tail = line.rpartition("}") if brace >= 0 else line.partition(" ")
+    for name, labels, number in _SAMPLE.findall("\n" + text):
         try:
-            value = float(tail.split()[0])
-        except (ValueError, IndexError):
+            value = float(number)
+        except ValueError:
             continue
-        if not math.isfinite(value):
-            continue
-        yield name, dict(_LABEL.findall(head)) if brace >= 0 else {}, value
+        if math.isfinite(value):
+            yield name, dict(_LABEL.findall(labels)), value
 
 
 def _read_cache_info(rank: RankReading, labels: Mapping[str, str]) -> None:
@@ -123,3 +161,69 @@ def _whole(text: str | None) -> int | None:
     if text is None or not text.isdecimal() or len(text) > _MOST_DIGITS:
         return None
     return int(text)
+
+
+def _read_sglang(samples: Iterable[Sample]) -> dict[str, RankReading]:
+    """Read SGLang's series.
+
+    Schedulers label theirs by ``dp_rank`` where there are several. The front end does not: its
+    sums belong to the rank only where there is one.
+    """
+    ranks: dict[str, RankReading] = {}
+    speakers: dict[tuple[str, str], tuple[int, ...]] = {}
+    sums: dict[str, float] = {}
+    for name, labels, value in samples:
+        if name in _SGLANG_SUMS:
+            of_server = _SGLANG_SUMS[name]
+            sums[of_server] = sums.get(of_server, 0.0) + value
+            continue
+        attribute = _sglang_attribute(name, labels)
+        if attribute is None:
+            continue
+        rank = labels.get("dp_rank") or "0"
+        # Each process of a rank may report (pipeline, tensor and expert parallelism); the
+        # first one speaks for all, and is not always number 0.
+        speaker = tuple(_number(labels.get(kind)) for kind in ("pp_rank", "tp_rank", "moe_ep_rank"))
+        if speaker <= speakers.get((rank, attribute), speaker):
+            speakers[rank, attribute] = speaker
+            setattr(ranks.setdefault(rank, RankReading()), attribute, value)
+    for reading in ranks.values():
+        _finish_sglang(reading)
+    if sums and not ranks.keys() - {"0"}:
+        only = ranks.setdefault("0", RankReading())
+        only.prompt_tokens = sums.get("prefix_queries_tokens", only.prompt_tokens)
+        if "prefix_hits_tokens" in sums or only.prefix_hits_tokens is None:
+            only.prefix_queries_tokens = sums.get("prefix_queries_tokens")
+            only.prefix_hits_tokens = sums.get("prefix_hits_tokens")
+    return ranks
+
+
+def _sglang_attribute(name: str, labels: Mapping[str, str]) -> str | None:
+    """Return what a scheduler's series tells; ``None`` where it is a part of another one."""
+    if name in _SGLANG_GAUGES:
+        # With priorities, a queue has one more series for each; the one without is all of it.
+        return None if labels.get("priority") else _SGLANG_GAUGES[name]
+    if name in _SGLANG_STAGES:
+        return _SGLANG_STAGES[name] if labels.get("stage") == "prefill_forward" else None
+    return _SGLANG_MODES.get(labels.get("mode", ""))
+
+
+def _finish_sglang(reading: RankReading) -> None:
+    """Turn sizes into whole numbers, and what was computed and found into what was asked."""
+    reading.kv_total_tokens = _size(reading.kv_total_tokens)
+    reading.block_size = _size(reading.block_size)
+    reading.kv_total_bytes = _size(reading.kv_total_bytes, unit=_GIB)
+    if reading.computed_tokens is not None and reading.prefix_hits_tokens is not None:
+        reading.prefix_queries_tokens = reading.computed_tokens + reading.prefix_hits_tokens
+        reading.prompt_tokens = reading.prefix_queries_tokens
+
+
+def _size(value: float | None, *, unit: int = 1) -> int | None:
+    """Return a size as a whole number; what can be no size of anything is unknown."""
+    if value is None or not 0 < value * unit < 10**_MOST_DIGITS:
+        return None
+    return round(value * unit)
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0

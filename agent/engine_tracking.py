@@ -49,6 +49,7 @@ class EngineIdentity:
     engine_version: str | None = None
     dp_rank: int | None = None
     kv_bytes_per_token: int | None = None
+    api_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True)
@@ -87,14 +88,22 @@ class EngineTracker:
         self._state = EngineState.STARTING
         self._events = EventsState.OFF
         self._complete = False
+        self._is_reduced = False
         self._incarnation = ""
         self._start_time_seconds: float | None = None
         self._restart_noticed = False
+        self._admitted = True
+        self._draining = False
 
     @property
     def incarnation(self) -> str:
         """Changes at every engine start; empty until the engine first answered."""
         return self._incarnation
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether blocks are missing from the table because it has to stay in bounds."""
+        return self._is_reduced
 
     @property
     def info(self) -> EngineInfo:
@@ -165,7 +174,7 @@ class EngineTracker:
         """Apply a replay that was asked from ``asked``; ``None`` when it went unanswered."""
         if messages is None:
             self.counts.unanswered_replays += 1
-            self._publish_events(EventsState.LIVE if self._complete else EventsState.PARTIAL)
+            self._set_complete(complete=self._complete)
             return
         if asked == 0:
             self._complete = True
@@ -206,10 +215,15 @@ class EngineTracker:
             self.counts.skipped[reason] = self.counts.skipped.get(reason, 0) + count
         self._count_blocks(batch.events)
         block_size = self.table.block_size
-        self.table.apply(batch.events, self._log.blocks_of(self.identity.id))
+        refused = self.table.counts.refused
+        self.table.apply(batch.events, self._log.blocks_of(self.identity.id), now)
         if any(isinstance(event, AllBlocksCleared) for event in batch.events):
+            self._is_reduced = False
             self._set_complete(complete=True)
-        elif self.table.block_size != block_size:
+        if self.table.counts.refused != refused and not self._is_reduced:
+            self._is_reduced = True
+            self._set_complete(complete=self._complete)
+        if self.table.block_size != block_size:
             self._publish()
 
     def _count_blocks(self, events: Sequence[Event]) -> None:
@@ -219,13 +233,33 @@ class EngineTracker:
             elif isinstance(event, BlockRemoved):
                 self.counts.blocks_removed += len(event.handles)
 
+    def evict(self, free_bytes: int) -> int:
+        """Give up blocks used least, so that memory stays in bounds; returns the bytes freed.
+
+        What is left is a lower bound, and published as such.
+        """
+        freed = self.table.evict(free_bytes, self._log.blocks_of(self.identity.id))
+        if freed and not self._is_reduced:
+            self._is_reduced = True
+            if self._events is EventsState.LIVE:
+                self._set_complete(complete=self._complete)
+        return freed
+
+    def _drop_dead(self) -> None:
+        if self.table.block_count or self.table.orphan_count:
+            self._forget_blocks()
+            self._sequence.restart()
+            self._complete = False
+
     def _forget_blocks(self) -> None:
+        self._is_reduced = False
         self.table.clear()
         self._log.blocks_of(self.identity.id).clear()
 
     def _set_complete(self, *, complete: bool) -> None:
         self._complete = complete
-        self._publish_events(EventsState.LIVE if complete else EventsState.PARTIAL)
+        is_whole = complete and not self._is_reduced
+        self._publish_events(EventsState.LIVE if is_whole else EventsState.PARTIAL)
 
     def _publish_events(self, events: EventsState) -> None:
         if self._events is not events:
@@ -238,12 +272,13 @@ class EngineTracker:
         self, reading: RankReading, *, start_time_seconds: float | None, boot: str, now: float
     ) -> bool:
         """Take a scrape; returns True when it shows that the engine is a new process."""
-        restarted = self._check_start_time(start_time_seconds, boot)
+        restarted = self._check_start_time(start_time_seconds, boot) or (
+            start_time_seconds is None and self._check_counters(reading)
+        )
         self.metrics_at = now
         self.last_reading = reading
         self._prefill_speed.observe(reading)
-        if self._state is not EngineState.DRAINING:
-            self._state = EngineState.ASLEEP if reading.awake is False else EngineState.READY
+        self._state = self._answering_state()
         if reading.awake is False and (self.table.block_count or self.table.orphan_count):
             # A sleeping engine has dropped its cache but may hold the event for ever
             # (reference/vllm.md 1.6).
@@ -252,16 +287,40 @@ class EngineTracker:
         self._log.put_gauges(self._gauges(reading))
         return restarted
 
-    def on_unreachable(self) -> None:
-        """Publish that the engine does not answer; its blocks stay until it is replaced."""
+    def on_unreachable(self, *, nobody_listens: bool = False) -> None:
+        """Publish that the engine does not answer.
+
+        Its blocks stay, as it may only be busy. Where its port is closed and its event stream
+        broken, the process is gone, and its blocks with it; should it turn out to be the same one
+        after all, a replay brings them back.
+        """
+        if nobody_listens and self._events in (EventsState.LOST, EventsState.OFF):
+            self._drop_dead()
         if self._state is not EngineState.UNREACHABLE:
             self._state = EngineState.UNREACHABLE
             self._publish()
 
     def drain(self) -> None:
-        """Publish that the engine must get nothing new."""
+        """Publish that the engine must get nothing new, for good."""
+        self._draining = True
         self._state = EngineState.DRAINING
         self._publish()
+
+    def admit(self, *, admitted: bool) -> None:
+        """Say whether the engine may get requests; one that may not counts as starting."""
+        if admitted is self._admitted:
+            return
+        self._admitted = admitted
+        if self.metrics_at is not None and self._state is not EngineState.UNREACHABLE:
+            self._state = self._answering_state()
+            self._publish()
+
+    def _answering_state(self) -> EngineState:
+        if self._draining:
+            return EngineState.DRAINING
+        if not self._admitted:
+            return EngineState.STARTING
+        return EngineState.ASLEEP if self.last_reading.awake is False else EngineState.READY
 
     def restart(self, *, noticed_by_events: bool, incarnation: str | None = None) -> None:
         """Start a new incarnation: everything old is dropped."""
@@ -291,6 +350,17 @@ class EngineTracker:
         self.restart(
             noticed_by_events=False, incarnation=_name_incarnation(start_time_seconds, boot)
         )
+        return True
+
+    def _check_counters(self, reading: RankReading) -> bool:
+        """Tell a new process by a sum that fell, where the engine does not tell its start.
+
+        vLLM with several API servers does not, nor do older SGLangs.
+        """
+        before, counted = self.last_reading.prompt_tokens, reading.prompt_tokens
+        if before is None or (counted is not None and counted >= before):
+            return False
+        self.restart(noticed_by_events=False)
         return True
 
     def _gauges(self, reading: RankReading) -> EngineGauges:

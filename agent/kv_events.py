@@ -1,13 +1,18 @@
-"""Decoding of an engine's KV events (vLLM's ZMQ payload, reference/vllm.md section 1).
+"""Decoding of an engine's KV events (the ZMQ payload of vLLM and SGLang, docs/engines.md).
 
 The payload is a msgpack array ``[timestamp, events, dp_rank]``. Each event is a positional
 array ``[tag, fields...]`` up to vLLM 0.23 and a map with ``type`` from 0.24 on. Both are
 read, unknown keys, extra positions and unknown tags are passed over, and what cannot be
 used is counted by reason instead of being dropped in silence.
+
+SGLang sends the same events with names of its own for the tiers, the cache salt as a field
+and, with EAGLE, pairs of tokens. The events say so themselves: whoever is asked for an
+engine's kind may be wrong, and a salted block taken for a plain one would be a false hit.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeGuard, cast
 
 import msgspec
@@ -34,6 +39,9 @@ _STORED_FIELDS = (
     "kv_cache_spec_kind",
 )
 _REMOVED_FIELDS = ("block_hashes", "medium", "group_idx")
+_HANDLE_TYPES = frozenset({int, bytes})
+_TIERS = MappingProxyType({"CPU_PINNED": "CPU", "DISK": "STORAGE"})
+"""SGLang's names of tiers that vLLM has as well; its EXTERNAL, a shared pool, has no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +141,28 @@ def _decode_stored(fields: Mapping[str, Any]) -> BlockStored | str:
     # Offload tiers say 0 where they send no tokens (seen in 0.32).
     if token_ids and (block_size < 1 or len(token_ids) != len(handles) * block_size):
         return "token_count"
+    if token_ids and isinstance(token_ids[0], list):
+        token_ids = _first_of_each(token_ids)
     kind = fields.get("kv_cache_spec_kind")
     if kind is not None and not (isinstance(kind, str) and kind in REUSABLE_KINDS):
         return "not_reusable_kind"
     extra_keys = fields.get("extra_keys")
+    if not isinstance(extra_keys, list) or not any(extra_keys):
+        extra_keys = None
+    lora = _lora_name(fields)
+    salt = fields.get("cache_salt")
+    if salt:
+        if not isinstance(salt, str):
+            return "malformed"
+        extra_keys = extra_keys or _salt_as_extra(salt, lora, parent)
     return BlockStored(
         handles=handles,
         parent=parent,
         token_ids=token_ids,
         block_size=block_size,
         medium=place[0],
-        lora=_lora_name(fields),
-        extra_keys=extra_keys if isinstance(extra_keys, list) and any(extra_keys) else None,
+        lora=lora,
+        extra_keys=extra_keys,
         group=place[1],
     )
 
@@ -161,11 +179,29 @@ def _decode_place(fields: Mapping[str, Any]) -> tuple[str, int] | None:
     """Return medium and KV group, or ``None`` where they are of no use."""
     medium = fields.get("medium") or TIER_DEVICE
     group = fields.get("group_idx") or 0
-    return (medium, group) if isinstance(medium, str) and isinstance(group, int) else None
+    if not isinstance(medium, str) or not isinstance(group, int):
+        return None
+    return _TIERS.get(medium, medium), group
 
 
 def _are_handles(value: Any) -> TypeGuard[list[Handle]]:  # noqa: ANN401 (foreign data)
-    return isinstance(value, list) and all(isinstance(handle, int | bytes) for handle in value)
+    return isinstance(value, list) and _HANDLE_TYPES.issuperset(map(type, value))
+
+
+def _salt_as_extra(salt: str, lora: str, parent: Handle | None) -> list[Any] | None:
+    """Return a salt as vLLM has it: among the extra keys of the first block of a chain."""
+    if parent is not None:
+        return None
+    return [[lora, salt] if lora else [salt]]
+
+
+def _first_of_each(pairs: list[Any]) -> list[Any]:
+    """Return the tokens of a block that EAGLE's cache gave as pairs (a token and its next one).
+
+    The last block of a prefix is then found even where the token after it differs, which the
+    engine would compute again: one block too much at most.
+    """
+    return [pair[0] if isinstance(pair, list) and pair else pair for pair in pairs]
 
 
 def _lora_name(fields: Mapping[str, Any]) -> str:

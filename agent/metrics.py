@@ -4,13 +4,14 @@ Names and units follow the Prometheus naming rules under one prefix. The article
 kept as suffixes; its set of prefix ids is JSON (``/v1/state``), never a label.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from nearkv.agent.engine_tracking import EngineTracker
-from nearkv.agent.node_state import NodeState
+from nearkv.agent.node_state import SNAPSHOT_REASONS, NodeState
 from nearkv.state.model import EngineGauges
 
 _ENGINE_LABELS = ("engine", "model")
@@ -24,6 +25,19 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (
     ("gpu_queue_depth", "Requests waiting in the engine.", "requests_waiting"),
     ("gpu_running_requests", "Requests running in the engine.", "requests_running"),
 )
+
+
+def certificate_loads(registry: CollectorRegistry) -> Callable[[str], None]:
+    """Register the count of renewed TLS files, and return what counts an outcome."""
+    loads = Counter(
+        "nearkv_agent_certificate_loads",
+        "Renewed TLS files taken over, or not, by outcome.",
+        ("outcome",),
+        registry=registry,
+    )
+    for outcome in ("reloaded", "failed"):
+        loads.labels(outcome)
+    return lambda outcome: loads.labels(outcome).inc()
 
 
 class NodeCollector(Collector):
@@ -40,6 +54,14 @@ class NodeCollector(Collector):
         yield from self._event_families()
         yield _gauge("state_consumers", "Streams being served.", self._state.consumers)
         yield _gauge("state_ring_bytes", "Deltas kept for consumers.", self._state.log.ring_bytes)
+        snapshots = CounterMetricFamily(
+            "nearkv_agent_state_snapshots",
+            "Snapshots that consumers got, by why; busy counts those that were put off.",
+            labels=("reason",),
+        )
+        for reason in SNAPSHOT_REASONS:
+            snapshots.add_metric([reason], self._state.snapshots_served[reason])
+        yield snapshots
 
     def _trackers(self) -> Iterator[tuple[EngineTracker, list[str], EngineGauges | None]]:
         for engine, tracker in self._state.trackers.items():
@@ -101,13 +123,19 @@ class NodeCollector(Collector):
             "Blocks not kept because the table is full.",
             labels=_ENGINE_LABELS,
         )
+        evicted = CounterMetricFamily(
+            "nearkv_agent_blocks_evicted",
+            "Blocks given up, the least used first, to stay within the memory bound.",
+            labels=_ENGINE_LABELS,
+        )
         for tracker, labels, _ in self._trackers():
             for tier, count in tracker.table.blocks_by_tier().items():
                 blocks.add_metric([*labels, tier], count)
             size.add_metric(labels, tracker.table.estimated_bytes)
             orphans.add_metric(labels, tracker.table.orphan_count)
             refused.add_metric(labels, tracker.table.counts.refused)
-        yield from (blocks, size, orphans, refused)
+            evicted.add_metric(labels, tracker.table.counts.evicted)
+        yield from (blocks, size, orphans, refused, evicted)
 
     def _event_families(self) -> Iterator[Metric]:
         messages = CounterMetricFamily(

@@ -106,7 +106,10 @@ class EngineProbe:
             ):
                 body = await read_at_most(response, _MAX_ANSWER_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineProbeError(f"{self._url}{path}: {explain_failure(error)}") from error
+            raise EngineProbeError(
+                f"{self._url}{path}: {explain_failure(error)}",
+                nobody_listens=_is_refused(error),
+            ) from error
         if response.status != 200:  # noqa: PLR2004 (HTTP OK)
             remedy = "; set its api_key" if response.status == 401 else ""  # noqa: PLR2004 (HTTP)
             raise EngineProbeError(
@@ -120,3 +123,8 @@ class EngineProbe:
             return msgspec.json.decode(body, type=kind)
         except msgspec.DecodeError as error:
             raise EngineProbeError(f"unexpected answer: {error}") from error
+
+
+def _is_refused(error: Exception) -> bool:
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return isinstance(cause, ConnectionRefusedError)

@@ -4,8 +4,15 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 
+from nearkv.agent.engine_kinds import EngineKind
+from nearkv.agent.gpu.settings import GpuSettings
+from nearkv.agent.kubernetes.settings import KubernetesSettings
+from nearkv.agent.links.settings import LinkSettings
+from nearkv.agent.probes.settings import ProbeSettings
+from nearkv.agent.warming.settings import WarmingSettings
+from nearkv.agent.worker_status.settings import WorkerStatusSettings
 from nearkv.settings import (
     Address,
     ClusterSecret,
@@ -14,6 +21,7 @@ from nearkv.settings import (
     Secret,
     ServiceSettings,
     SettingsGroup,
+    StateTlsSettings,
     unique_ids,
 )
 
@@ -36,6 +44,9 @@ class ConfiguredEngine(SettingsGroup):
         description="Name of the engine, unique in the cluster (pod UID on Kubernetes)."
     )
     url: HttpUrl = Field(description="Base URL of its HTTP API, such as http://127.0.0.1:8000.")
+    kind: EngineKind = Field(
+        EngineKind.AUTO, description="Which server it is: vllm, sglang, or auto to ask it."
+    )
     role: Literal["prefill", "decode", "both"] = Field("both", description="Work it may get.")
     group: str | None = Field(
         None, description="Engines that can serve each other's KV; default: the served model."
@@ -44,7 +55,7 @@ class ConfiguredEngine(SettingsGroup):
         None, description="Model name in the block-key namespace; default: the served model."
     )
     kv_events: str | None = Field(
-        None, description="ZMQ endpoint of KV events; default: /kv_event_sources of the engine."
+        None, description="ZMQ endpoint of KV events; default: what the engine itself says."
     )
     kv_replay: str | None = Field(
         None, description="ZMQ endpoint for replays of KV events; goes with kv_events."
@@ -93,6 +104,18 @@ class StateSettings(SettingsGroup):
     )
     heartbeat_seconds: float = Field(1.0, gt=0, description="Pause between heartbeats on a stream.")
     max_consumers: int = Field(256, gt=0, description="Streams served at once.")
+    consumer_queue_bytes: int = Field(
+        1 << 20, gt=0, description="Deltas that wait for one consumer to take them."
+    )
+    snapshot_seconds: float = Field(
+        60.0, gt=0, description="Within which a consumer must have taken a snapshot."
+    )
+    tables_limit_bytes: int = Field(
+        1 << 30,
+        gt=0,
+        description="Memory bound of the block tables of all engines together; the blocks least "
+        "used go first, and the engine's events become partial.",
+    )
 
 
 class PeerTlsSettings(SettingsGroup):
@@ -119,6 +142,56 @@ class PathPriorSettings(SettingsGroup):
     tcp_setup_seconds: float = Field(0.005, ge=0, description="Set-up between nodes otherwise.")
     tcp_bytes_per_second: int = Field(
         1_000_000_000, gt=0, description="Bandwidth between nodes otherwise."
+    )
+
+
+def _check_store_url(secret: SecretStr) -> SecretStr:
+    # Only whoever writes about stores pays for loading them.
+    from nearkv.transfer.store.opening import tier_of  # noqa: PLC0415 (see above)
+
+    tier_of(secret.get_secret_value())  # raises ValueError with the reason
+    return secret
+
+
+StoreUrl = Annotated[SecretStr, AfterValidator(_check_store_url)]
+"""Where a shared store is; kept secret, since it may hold a password."""
+
+
+class StoreSettings(SettingsGroup):
+    """A store of KV that all agents reach; docs/store.md says when it pays."""
+
+    url: StoreUrl = Field(
+        description="A folder, file:///path, or Redis: redis://user:password@host:6379/0, "
+        "rediss:// with TLS, unix:///path of its socket."
+    )
+    max_bytes: int = Field(
+        64 << 30, gt=0, description="Files: most bytes in the folder; the least used go first."
+    )
+    ttl_seconds: float = Field(
+        3600.0, gt=0, description="Redis: how long an entry stays after it was last written."
+    )
+    segment_blocks: int = Field(
+        16,
+        gt=0,
+        le=4096,
+        description="Blocks in an entry; the same for all who share the store.",
+    )
+    min_tokens: int = Field(
+        512, gt=0, description="Shorter prefixes are neither stored nor looked for."
+    )
+    write: Literal["leased", "all", "none"] = Field(
+        "leased",
+        description="What is stored: prefills for other engines, every finished request, or "
+        "nothing, so that it is only read.",
+    )
+    lookup_seconds: float = Field(
+        0.5, gt=0, le=60, description="Longest wait of a request for the store's word."
+    )
+    put_seconds: float = Field(
+        5.0, gt=0, le=600, description="Longest time that one prefix is being stored."
+    )
+    max_puts: int = Field(
+        16, gt=0, le=1024, description="Prefixes being stored or waiting for it; more are skipped."
     )
 
 
@@ -184,8 +257,14 @@ class TransferSettings(SettingsGroup):
         1 << 30, gt=0, description="KV that may be on its way here from one node at once."
     )
     max_pulls: int = Field(32, gt=0, description="Pulls into one engine at once.")
+    store: StoreSettings | None = Field(
+        None, description="A shared store of KV beside the engines; default: none."
+    )
     priors: PathPriorSettings = Field(
         PathPriorSettings(), description="Costs of paths before they are measured."
+    )
+    probes: ProbeSettings = Field(
+        ProbeSettings(), description="Measuring paths that no transfer has measured lately."
     )
 
     @field_validator("paths")
@@ -204,10 +283,51 @@ class TransferSettings(SettingsGroup):
         return value
 
 
+class SummarySettings(SettingsGroup):
+    """The node's summary, which the extender places pods by."""
+
+    interval_seconds: float = Field(
+        5.0, ge=0.1, le=3600, description="Pause between looks at the node."
+    )
+    drift_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="Shortest time between two summaries that only tell of other costs; those "
+        "that tell of devices and engines come at once.",
+    )
+    heartbeat_seconds: float = Field(300.0, gt=0, description="Longest time between two summaries.")
+    max_waiting: int = Field(64, gt=0, description="Requests held back at once; 503 beyond.")
+
+
+class WakingSettings(SettingsGroup):
+    """Waking pods that wait for a GPU of this node, by an annotation on the Node."""
+
+    enabled: bool = Field(
+        False,  # noqa: FBT003 (a default)
+        description="Change nearkv.io/room-changed-at on the own Node when a device is free again "
+        "that was taken by foreign memory or had failed; needs the right to patch it.",
+    )
+    kubeconfig: Path | None = Field(
+        None, description="Kubeconfig; default: the pod's service account, then KUBECONFIG."
+    )
+    context: str | None = Field(None, description="Context of the kubeconfig; default: its own.")
+    min_seconds: float = Field(60.0, ge=1, description="Shortest time between two changes.")
+    settle_seconds: float = Field(
+        2.0,
+        ge=0,
+        description="How long a device must have been free, so that the extender knows; once "
+        "more as much at random.",
+    )
+
+
 class AgentSettings(ServiceSettings):
     """Watch the engines of one node, and serve what they hold and how they do."""
 
-    node: str = Field("local", min_length=1, description="Name of this node.")
+    node: str = Field(
+        "local",
+        min_length=1,
+        description="Name of this node; default: the variable NODE_NAME, where it is set.",
+    )
     listen: Address = Field(
         Address("127.0.0.1", 9470), description="Address to serve state, status and metrics on."
     )
@@ -217,15 +337,29 @@ class AgentSettings(ServiceSettings):
     token: Secret | None = Field(
         None, description="Bearer token that readers of the state must show."
     )
+    tls: StateTlsSettings | None = Field(None, description="TLS; without it plain HTTP is served.")
     cluster_secret: ClusterSecret | None = Field(
         None,
         description="Keys the block keys, so that state does not betray prompts to a guesser; "
         "at most 64 bytes.",
     )
     transfer: TransferSettings = Field(TransferSettings(), description="Moving KV between engines.")
+    links: LinkSettings = Field(LinkSettings(), description="RDMA devices and network adapters.")
+    gpu: GpuSettings = Field(GpuSettings(), description="Reading the node's GPUs.")
+    kubernetes: KubernetesSettings = Field(
+        KubernetesSettings(), description="Finding engines as pods."
+    )
+    worker_status: WorkerStatusSettings = Field(
+        WorkerStatusSettings(), description="Writing WorkerStatus objects."
+    )
     scrape: ScrapeSettings = Field(ScrapeSettings(), description="Scraping of engines.")
     state: StateSettings = Field(StateSettings(), description="The state kept and served.")
     freshness: FreshnessSettings = Field(
         FreshnessSettings(), description="What the status calls fresh and aged."
+    )
+    summary: SummarySettings = Field(SummarySettings(), description="Summary for the extender.")
+    waking: WakingSettings = Field(WakingSettings(), description="Waking pods that wait for room.")
+    warming: WarmingSettings = Field(
+        WarmingSettings(), description="Loading prefixes of hot documents into engines."
     )
     drain_seconds: float = Field(5.0, ge=0, description="Longest wait for streams at shutdown.")

@@ -32,6 +32,10 @@ TransferOf = Callable[[EngineInfo], TransferInfo | None]
 """Says how an engine's KV can move; asked for each info that is published."""
 
 
+BlockObserver = Callable[[str, BlockChanges], None]
+"""Takes an engine's id and what has changed of its blocks."""
+
+
 def no_transfer(_info: EngineInfo) -> None:
     """Say that nothing moves, where transfer is off."""
 
@@ -63,6 +67,8 @@ class StateLog:
         self._ring: deque[bytes] = deque()
         self._ring_bytes = 0
         self._ring_limit_bytes = ring_limit_bytes
+        self._sealed_bytes = 0
+        self._is_urgent = False
         self._infos: dict[str, EngineInfo] = {}
         self._gauges: dict[str, EngineGauges] = {}
         self._pending: dict[str, _Pending] = {}
@@ -70,6 +76,11 @@ class StateLog:
         self._paths: dict[tuple[str, str], PathReading] = {}
         self._pending_paths: dict[tuple[str, str], PathReading] = {}
         self._transfer_of = transfer_of
+        self._observers: list[BlockObserver] = []
+
+    def observe_blocks(self, observer: BlockObserver) -> None:
+        """Have an observer told of each engine's changes of blocks when they are sealed."""
+        self._observers.append(observer)
 
     @property
     def cursor(self) -> Cursor:
@@ -92,6 +103,21 @@ class StateLog:
         return self._ring_bytes
 
     @property
+    def sealed_bytes(self) -> int:
+        """Bytes of all deltas so far."""
+        return self._sealed_bytes
+
+    @property
+    def ring_limit_bytes(self) -> int:
+        """How many bytes of deltas are kept at most."""
+        return self._ring_limit_bytes
+
+    @property
+    def is_urgent(self) -> bool:
+        """Tell whether what is collected must not wait: an engine's state or incarnation."""
+        return self._is_urgent
+
+    @property
     def has_pending(self) -> bool:
         """Tell whether :meth:`seal` would make a delta."""
         return bool(self._pending or self._gone or self._pending_paths)
@@ -110,6 +136,9 @@ class StateLog:
                 # Consumers drop the old incarnation's reading; the next one is news.
                 self._gauges.pop(info.id, None)
                 self._of(info.id).gauges = None
+                self._is_urgent = True
+            elif known is not None and known.state is not info.state:
+                self._is_urgent = True
             self._infos[info.id] = info
             self._of(info.id).info = info
 
@@ -150,19 +179,26 @@ class StateLog:
         self._gauges.pop(engine, None)
         if self._infos.pop(engine, None) is not None:
             self._gone.append(engine)
+            self._is_urgent = True
+            self._tell(engine, BlockChanges(cleared=True))
 
     def seal(self) -> bytes | None:
         """Turn what was collected into one encoded delta; ``None`` when nothing was."""
         delta = self._delta()
+        for engine, pending in self._pending.items():
+            if pending.blocks:
+                self._tell(engine, pending.blocks)
         self._pending = {}
         self._pending_paths = {}
         self._gone = []
+        self._is_urgent = False
         if delta is None:
             return None
         self._seq += 1
         frame = encode_frame(delta)
         self._ring.append(frame)
         self._ring_bytes += len(frame)
+        self._sealed_bytes += len(frame)
         # A frame that no reader accepts must go too, with all before it: a snapshot of the
         # same keys comes in parts.
         limit_bytes = 0 if len(frame) > MAX_FRAME_BYTES else self._ring_limit_bytes
@@ -170,14 +206,25 @@ class StateLog:
             self._ring_bytes -= len(self._ring.popleft())
         return frame
 
-    def after(self, cursor: Cursor | None) -> list[bytes] | None:
-        """Return the deltas behind ``cursor``; ``None`` when only a snapshot helps."""
+    def after(self, cursor: Cursor | None, limit_bytes: int | None = None) -> list[bytes] | None:
+        """Return the deltas behind ``cursor``; ``None`` when only a snapshot helps.
+
+        With ``limit_bytes`` no more than fit, but one at least: whoever takes them asks again.
+        """
         if cursor is None or cursor.boot != self._boot or cursor.epoch != self._epoch:
             return None
         missing = self._seq - cursor.seq
         if missing < 0 or missing > len(self._ring):
             return None
-        return [self._ring[i] for i in range(len(self._ring) - missing, len(self._ring))]
+        frames: list[bytes] = []
+        room_bytes = self._ring_bytes if limit_bytes is None else limit_bytes
+        for i in range(len(self._ring) - missing, len(self._ring)):
+            frame = self._ring[i]
+            room_bytes -= len(frame)
+            if frames and room_bytes < 0:
+                break
+            frames.append(frame)
+        return frames
 
     def snapshot(self, blocks: Iterator[tuple[str, str, list[int]]]) -> Iterator[bytes]:
         """Yield the frames of a snapshot at :attr:`cursor`.
@@ -202,9 +249,13 @@ class StateLog:
                 yield encode_frame(Blocks(engine=engine, tier=tier, keys=part))
         yield encode_frame(SnapshotEnd(cursor=cursor))
 
-    def heartbeat(self, ages_seconds: dict[str, float]) -> bytes:
-        """Return a frame that says nothing was missed."""
-        return encode_frame(Heartbeat(cursor=self.cursor, ages_seconds=ages_seconds))
+    def heartbeat(self, ages_seconds: dict[str, float], at: Cursor | None = None) -> bytes:
+        """Return a frame that says nothing was missed up to ``at``; default: :attr:`cursor`."""
+        return encode_frame(Heartbeat(cursor=at or self.cursor, ages_seconds=ages_seconds))
+
+    def _tell(self, engine: str, changes: BlockChanges) -> None:
+        for observe in self._observers:
+            observe(engine, changes)
 
     def _of(self, engine: str) -> _Pending:
         return self._pending.setdefault(engine, _Pending())

@@ -26,6 +26,7 @@ def describe_node(
         "consumers": state.consumers,
         "engines": engines,
         "transfer": None if state.transfer is None else state.transfer.describe(),
+        **{name: part.describe() for name, part in state.parts.items()},
         "problems": _list_problems(state),
     }
 
@@ -77,9 +78,12 @@ def _list_problems(state: NodeState) -> list[str]:
             problems.append(f"{engine}: does not answer at {info.url}")
         if info.events is EventsState.OFF:
             problems.append(
-                f"{engine}: publishes no KV events (start vLLM with --kv-events-config), "
+                f"{engine}: publishes no KV events (start it with --kv-events-config), "
                 "so its cache is invisible to routing"
             )
         elif info.events is EventsState.PARTIAL:
-            problems.append(f"{engine}: some KV events were missed; its cache is seen in part")
+            why = "does not fit into memory" if tracker.is_reduced else "some KV events were missed"
+            problems.append(f"{engine}: its cache is seen in part: {why}")
+    for part in state.parts.values():
+        problems += part.problems()
     return problems + ([] if state.transfer is None else state.transfer.problems())

@@ -52,20 +52,24 @@ class RoomWatch:
         self._freed: dict[str, float] = {}
         self._written_at = float("-inf")
 
-    def observe(self, devices: Sequence[DeviceSummary] | None, now: float) -> None:
-        """Take a reading of the devices; ``None`` says nothing about them."""
+    def observe(self, devices: Sequence[DeviceSummary] | None, now: float) -> bool:
+        """Take a reading of the devices and tell whether it shows new room.
+
+        ``None`` says nothing about them.
+        """
         if devices is None:
-            return
+            return False
         clean_ratio = self._limits.clean_ratio
         blocked = {each.id for each in devices if is_blocked(each, clean_ratio=clean_ratio)}
         clean = {each.id for each in devices if is_clean(each, clean_ratio=clean_ratio)}
-        for device in self._blocked & clean:
-            self._freed.setdefault(device, now)
+        new = (self._blocked & clean) - self._freed.keys()
+        self._freed.update(dict.fromkeys(new, now))
         # What is neither, such as a device that a pod took, has no room to tell of any more;
         # but a reading that failed must not make a blocked device forgotten.
         self._freed = {device: at for device, at in self._freed.items() if device in clean}
         unread = {each.id for each in devices if is_unread(each)}
         self._blocked = frozenset(blocked | (self._blocked & unread))
+        return bool(new)
 
     def is_due(self, now: float, draw: float) -> bool:
         """Tell whether to write now; ``draw`` (0 to 1) spreads nodes that are freed together."""
@@ -75,8 +79,9 @@ class RoomWatch:
         return now >= settled_at + draw * self._limits.jitter_seconds
 
     def written(self, now: float) -> None:
-        """Take note of a write: everything that was free by now is told."""
-        self._freed = {}
+        """Take note of a write: all room that has settled by now is told, younger room is not."""
+        settled_since = now - self._limits.settle_seconds
+        self._freed = {device: at for device, at in self._freed.items() if at > settled_since}
         self._written_at = now
 
     def failed(self, now: float) -> None:
@@ -108,7 +113,7 @@ def is_blocked(device: DeviceSummary, *, clean_ratio: float) -> bool:
 class RoomAnnouncer:
     """Reads the devices again and again, and changes the annotation when there is room."""
 
-    def __init__(  # noqa: PLR0913 (keyword-only, and three have a default)
+    def __init__(  # noqa: PLR0913 (keyword-only, and four have a default)
         self,
         patcher: Patcher,
         *,
@@ -116,23 +121,30 @@ class RoomAnnouncer:
         devices: DeviceReader,
         interval_seconds: float,
         limits: WakingLimits | None = None,
+        publish: Callable[[], object] = lambda: None,
         count: Callable[[str], None] = lambda _: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make an announcer; ``count`` takes ``written``, or why a write failed."""
+        """Make an announcer; ``count`` takes ``written``, or why a write failed.
+
+        ``publish`` is called when room appears, so that the extender hears of it in the time
+        that the room has to settle.
+        """
         self._patcher = patcher
         self._node = node
         self._devices = devices
         self._interval_seconds = interval_seconds
         self._now = now
         self._watch = RoomWatch(limits or WakingLimits())
+        self._publish = publish
         self._count = count
 
     async def run(self) -> None:
         """Watch and write until cancelled."""
         draw = random.random()  # noqa: S311 (spreads load, guards nothing)
         while True:
-            self._watch.observe(self._devices(), self._now())
+            if self._watch.observe(self._devices(), self._now()):
+                self._publish()
             if self._watch.is_due(self._now(), draw):
                 await self._write()
                 draw = random.random()  # noqa: S311 (see above)

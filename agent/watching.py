@@ -61,6 +61,8 @@ class EngineWatch:
         self._subscriptions: dict[int, EventSubscription] = {}
         self._probe_now = asyncio.Event()
         self._looked = asyncio.Event()
+        self._admitted = True
+        self._draining = False
         self._log = log.bind(engine=spec.id, url=spec.url)
 
     async def run(self) -> None:
@@ -80,6 +82,22 @@ class EngineWatch:
     async def first_look(self) -> None:
         """Return once the engine was asked for the first time, whether it answered or not."""
         await self._looked.wait()
+
+    def admit(self, *, admitted: bool) -> None:
+        """Say whether the engine may get requests, apart from what it says itself."""
+        self._admitted = admitted
+        for tracker in self._trackers.values():
+            tracker.admit(admitted=admitted)
+        self._state.changed()
+
+    def drain(self) -> None:
+        """Say that the engine is about to go; there is no way back."""
+        if self._draining:
+            return
+        self._draining = True
+        for tracker in self._trackers.values():
+            tracker.drain()
+        self._state.changed()
 
     async def _until_identified(self) -> _Identity:
         while True:
@@ -140,6 +158,9 @@ class EngineWatch:
                 table_limit_bytes=self._limits.table_limit_bytes,
             )
             self._trackers[rank] = tracker
+            tracker.admit(admitted=self._admitted)
+            if self._draining:
+                tracker.drain()
             self._state.add(tracker)
             if rank in sources:
                 self._subscriptions[rank] = EventSubscription(
@@ -179,7 +200,7 @@ class EngineWatch:
                 self._log.debug("scrape_failed", error=str(error))
                 self._state.problems[self._spec.id] = str(error)
                 for tracker in self._trackers.values():
-                    tracker.on_unreachable()
+                    tracker.on_unreachable(nobody_listens=error.nobody_listens)
             else:
                 self._state.problems.pop(self._spec.id, None)
             self._state.changed()
@@ -250,4 +271,5 @@ def describe_engine(
         engine_version=version,
         dp_rank=dp_rank if ranks > 1 else None,
         kv_bytes_per_token=spec.kv_bytes_per_token,
+        api_key=spec.api_key,
     )

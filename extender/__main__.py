@@ -1,10 +1,9 @@
 """Entry point of ``nearkv-extender``."""
 
-import gc
-
+from nearkv.extender.descriptors import raise_descriptor_limit
 from nearkv.extender.settings import ExtenderSettings
 from nearkv.serving import serve
-from nearkv.starting import start
+from nearkv.starting import spare_the_garbage_collector, start
 
 
 def main() -> None:
@@ -20,8 +19,9 @@ async def _serve(settings: ExtenderSettings) -> None:
         build_app,
     )
 
+    raise_descriptor_limit()
     app = build_app(settings)
-    _spare_the_garbage_collector()
+    spare_the_garbage_collector()
     await serve(
         app,
         address=settings.listen,
@@ -29,17 +29,6 @@ async def _serve(settings: ExtenderSettings) -> None:
         drain_seconds=settings.drain_seconds,
         transport=app[TRANSPORT],
     )
-
-
-def _spare_the_garbage_collector() -> None:
-    """Leave what is alive now out of collections, and run them less often.
-
-    A request makes thousands of strings but hardly any cycle; the default thresholds would have
-    the collector look through all of them several times within one request.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ nodes kept, equal scores. Errors are left for bodies that nobody could answer.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -186,7 +186,7 @@ class SchedulerApi:
         record = decision.record
         if record is None:
             return
-        if record.flat:
+        if record.flat and not record.dealt_to:
             self._metrics.neutral_answers.labels("equal").inc()
         self._keep(ask, PRIORITIZE, record.size_bytes, lambda limit: explain(record, limit))
 
@@ -237,6 +237,3 @@ async def refuse_preempt(_request: web.Request) -> web.Response:
     return error_response(
         404, "preempt is off: set preempt, or leave preemptVerb out", reason="no_preempt"
     )
-
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

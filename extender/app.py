@@ -1,15 +1,17 @@
 """Putting the extender together: settings in, a running application out."""
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
 from aiohttp import web
 
-from nearkv.certificates import Certificates
+from nearkv.certificates import Certificates, ClientCertificates
 from nearkv.extender.api import (
     FILTER,
     PREEMPT,
@@ -20,6 +22,7 @@ from nearkv.extender.api import (
     refuse_preempt,
 )
 from nearkv.extender.configuring import (
+    agent_files,
     body_limits,
     certificate_files,
     distance_config,
@@ -31,6 +34,7 @@ from nearkv.extender.configuring import (
 )
 from nearkv.extender.deciding import Scorer
 from nearkv.extender.decisions import Decisions
+from nearkv.extender.descriptors import descriptor_limit
 from nearkv.extender.distance import DistanceConfig
 from nearkv.extender.ledger import Ledger
 from nearkv.extender.metrics import ExtenderMetrics, GaugeCollector, Gauges
@@ -38,7 +42,8 @@ from nearkv.extender.model import Snapshot
 from nearkv.extender.questions import QuestionApi
 from nearkv.extender.settings import ExtenderSettings
 from nearkv.extender.topology import describe_topology
-from nearkv.extender.view.cluster import ClusterView, ViewStats
+from nearkv.extender.view.cluster import ClusterView, ViewConfig, ViewStats
+from nearkv.extender.view.polling import within_descriptors
 from nearkv.health import Readiness, add_health_routes, create_registry
 from nearkv.kube.access import ApiAccess
 from nearkv.serving import Transport, guard_with_token
@@ -50,6 +55,8 @@ SCORER = web.AppKey("scorer", Scorer)
 
 _CHECK_SYNC = "caches_synced"
 _CHECK_TASKS = "background"
+_SYNC_NEWS_SECONDS = 1.0
+"""How often ``/readyz`` learns what keeps the first list from coming."""
 
 log = structlog.get_logger(__name__)
 
@@ -183,7 +190,24 @@ def _open_view(settings: ExtenderSettings, distance: DistanceConfig, ledger: Led
     access = ApiAccess.automatic(
         "" if kubeconfig is None else str(kubeconfig), settings.kubernetes.context or ""
     )
-    return KubernetesView(ClusterView(access, view_config(settings, distance), ledger), access)
+    files = agent_files(settings.agents.tls)
+    certificates = None if files is None else ClientCertificates(files)
+    config = _within_descriptors(view_config(settings, distance, certificates))
+    return KubernetesView(ClusterView(access, config, ledger), access)
+
+
+def _within_descriptors(config: ViewConfig) -> ViewConfig:
+    descriptors = descriptor_limit()
+    collect = within_descriptors(config.collect, descriptors)
+    if collect != config.collect:
+        log.warning(
+            "few_descriptors",
+            descriptors=descriptors,
+            max_connections=collect.max_connections,
+            effect="agents take turns where there are more of them",
+            remedy="raise the hard limit on open files (RLIMIT_NOFILE)",
+        )
+    return dataclasses.replace(config, collect=collect)
 
 
 def _add_scheduler_routes(app: web.Application, parts: _Parts) -> None:
@@ -253,7 +277,15 @@ def _background(
 
 async def _report_sync(view: View, readiness: Readiness) -> None:
     """Become ready once all nodes and pods are known; before, answers would be neutral."""
-    readiness.set(_CHECK_SYNC, ok=False, why="nodes and pods are not all listed yet")
-    await view.wait_until_synced()
+    is_synced = False
+    while not is_synced:
+        stats = view.stats()
+        problems = stats.problems if stats is not None else ()
+        why = "; ".join(["nodes and pods are not all listed yet", *problems])
+        readiness.set(_CHECK_SYNC, ok=False, why=why)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SYNC_NEWS_SECONDS):
+                await view.wait_until_synced()
+                is_synced = True
     readiness.set(_CHECK_SYNC, ok=True)
     log.info("caches_synced")

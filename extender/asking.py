@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from nearkv.extender.errors import BadRequestError
 from nearkv.extender.model import PodAsk
-from nearkv.extender.view.pods import PodRules, read_role
+from nearkv.extender.view.pods import PodRules, read_group, read_role
 from nearkv.kube.objects import Pod, requested_devices
 
 MEMORY_RATIO_ANNOTATION = "nearkv.io/gpu-memory-utilization"
@@ -28,7 +28,7 @@ def ask_of(pod: Pod, rules: PodRules, *, memory_ratio: float) -> tuple[PodAsk, S
     container asks for what is no quantity.
     """
     labels = pod.labels
-    group = next((labels[key] for key in rules.group_labels if labels.get(key)), "")
+    group = read_group(labels, rules.group_labels)
     ask = PodAsk(namespace=pod.namespace, name=pod.name, uid=pod.uid, memory_ratio=memory_ratio)
     if not group:
         return ask, ()

@@ -3,7 +3,7 @@
 Apart from the settings themselves, which ``--help`` and the documentation load without numpy.
 """
 
-from nearkv.certificates import CertificateFiles
+from nearkv.certificates import CertificateFiles, ClientCertificates, ClientFiles
 from nearkv.extender.bodies import BodyLimits
 from nearkv.extender.distance import DistanceConfig, Fading
 from nearkv.extender.headroom import HeadroomConfig
@@ -17,6 +17,7 @@ from nearkv.extender.settings import (
     ScoreSettings,
 )
 from nearkv.extender.view.cluster import ViewConfig, levels_reader
+from nearkv.extender.view.collecting import AgentTrust
 from nearkv.extender.view.directory import AgentDiscovery
 from nearkv.extender.view.nodes import NodeRules
 from nearkv.extender.view.pods import PodRules
@@ -25,7 +26,7 @@ from nearkv.extender.view.state import StateLimits
 from nearkv.kube.listing import ListLimits
 from nearkv.kube.watching import WatchLimits
 from nearkv.serving import Transport
-from nearkv.settings import TlsSettings
+from nearkv.settings import ClientTlsSettings, TlsSettings
 
 _READ_BUFFER_BYTES = 1 << 20
 """Bodies of 92 MB come faster in large pieces; small ones never fill it."""
@@ -96,8 +97,12 @@ def pod_rules(settings: ExtenderSettings) -> PodRules:
     )
 
 
-def view_config(settings: ExtenderSettings, distance: DistanceConfig) -> ViewConfig:
-    """Return what is watched."""
+def view_config(
+    settings: ExtenderSettings,
+    distance: DistanceConfig,
+    certificates: ClientCertificates | None = None,
+) -> ViewConfig:
+    """Return what is watched; ``certificates`` are for asking agents."""
     kubernetes, agents = settings.kubernetes, settings.agents
     return ViewConfig(
         levels=distance.levels,
@@ -117,7 +122,11 @@ def view_config(settings: ExtenderSettings, distance: DistanceConfig) -> ViewCon
             scheme=agents.scheme,
             template=agents.template,
         ),
-        agents_token=None if agents.token is None else agents.token.get_secret_value(),
+        agents_trust=AgentTrust(
+            token=None if agents.token is None else agents.token.get_secret_value(),
+            certificates=certificates,
+            tls_name=agents.tls_name,
+        ),
         worker_statuses=kubernetes.worker_statuses,
         publish_seconds=kubernetes.publish_seconds,
         watch=WatchLimits(
@@ -147,6 +156,12 @@ def body_limits(settings: ExtenderSettings) -> BodyLimits:
 def certificate_files(settings: TlsSettings) -> CertificateFiles:
     """Return the TLS files."""
     return CertificateFiles(settings.cert, settings.key, settings.client_ca)
+
+
+def agent_files(settings: ClientTlsSettings) -> ClientFiles | None:
+    """Return the TLS files for asking agents, ``None`` where there are none."""
+    files = ClientFiles(settings.ca, settings.cert, settings.key)
+    return files if files.paths else None
 
 
 def transport(settings: ExtenderSettings) -> Transport:

@@ -205,14 +205,17 @@ def explain(record: DecisionRecord, limit: int) -> Document:
 
 
 def _summary(record: DecisionRecord) -> str:
-    if record.flat:
+    if record.flat and not record.dealt_to:
         return "all nodes are equally good, so this extender has no say"
-    if record.basis is Basis.NONE:
-        return "no KV of the group and no engine to pair with is known: only headroom counts"
-    dealt = ""
+    if record.flat:
+        said = "all nodes are equally good"
+    elif record.basis is Basis.NONE:
+        said = "no KV of the group and no engine to pair with is known: only headroom counts"
+    else:
+        said = f"{record.basis}: fetch time to {record.source_count} sources, and headroom"
     if record.dealt_to:
-        dealt = f"; other pods are on their way, so {record.dealt_to} was put ahead"
-    return f"{record.basis}: fetch time to {record.source_count} sources, and headroom{dealt}"
+        said += f"; other pods are on their way, so {record.dealt_to} was put ahead"
+    return said
 
 
 def _explain_node(record: DecisionRecord, index: int) -> Document:

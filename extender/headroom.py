@@ -108,6 +108,7 @@ class _Nodes:
     age_seconds: Floats
     trust: Floats
     settled: Bools
+    first_hand: Bools
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,7 +176,8 @@ def device_room(
         neutral |= True
         verdict = np.full(len(rows), Verdict.NOT_ASKED, np.int8)
     ratio[neutral] = NEUTRAL_RATIO
-    free = findings.free - taken
+    # Below none there is nothing: the ledger may expect more pods than there are devices.
+    free = np.maximum(findings.free - taken, 0.0)
     free[(verdict == Verdict.NO_DEVICES) | (verdict == Verdict.UNKNOWN_NODE)] = np.nan
     return DeviceRoom(
         ratio=ratio,
@@ -217,6 +219,7 @@ def _gather(
         age_seconds=age,
         trust=trust,
         settled=reported_at > snapshot.left_at[rows] + config.grace_seconds,
+        first_hand=snapshot.from_status[rows] == 0,
     )
 
 
@@ -274,9 +277,11 @@ def _impossible(nodes: _Nodes, findings: _Findings, asked: int, rows: Ints) -> t
     """Mark nodes on which fewer devices can work than the pod asks for, by a fresh report.
 
     Devices in use by pods are the scheduler's own business, as is a node with no allocatable
-    devices at all: the pod may be served by a resource claim.
+    devices at all: the pod may be served by a resource claim. A WorkerStatus is not fresh enough:
+    it is written rarely, and after a start of the extender old ones look as if just written.
     """
-    judged = (nodes.trust >= 1.0) & (nodes.allocatable > 0) & (rows != UNKNOWN_NODE) & (asked > 0)
+    judged = (nodes.trust >= 1.0) & nodes.first_hand & (nodes.allocatable > 0)
+    judged &= (rows != UNKNOWN_NODE) & (asked > 0)
     failed = judged & (nodes.failed > 0) & (findings.sound < asked)
     usable = np.maximum(nodes.readings, nodes.allocatable) - nodes.failed - nodes.in_use
     usable = np.minimum(nodes.allocatable, usable)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+_NIL_UUID = "00000000-0000-0000-0000-000000000000"
+
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
@@ -55,9 +57,14 @@ class Level:
     needs_rdma: bool = True
 
     def value_of(self, labels: Mapping[str, str]) -> str:
-        """Return the value that a node with these labels has here, empty where it has none."""
+        """Return the value that a node with these labels has here, empty where it has none.
+
+        A value that begins with the nil UUID is none: hosts whose NVLink ends at the host may have
+        that for a clique, all of them the same (meta-pytorch/torchcomms#1385).
+        """
         for label in self.labels:
-            if value := labels.get(label):
+            value = labels.get(label)
+            if value and not value.startswith(_NIL_UUID):
                 if self.transform is Transform.BEFORE_LAST_DOT:
                     return value.rpartition(".")[0]
                 return value

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from nearkv.extender.presets import Transform
 from nearkv.settings import (
     Address,
+    ClientTlsSettings,
     HttpUrl,
     Secret,
     ServiceSettings,
@@ -85,13 +86,26 @@ class KubernetesSettings(SettingsGroup):
         description="Watch WorkerStatus objects, the fallback for agents that cannot be reached.",
     )
     page_objects: int = Field(500, gt=0, description="Objects per page of a LIST.")
-    watch_seconds: float = Field(300.0, gt=0, description="After which a WATCH is begun anew.")
+    watch_seconds: float = Field(
+        45.0, gt=0, description="After once to twice that, a WATCH is begun anew."
+    )
     silence_seconds: float = Field(
-        100.0, gt=60, description="Silence after which a WATCH is broken; bookmarks come each 60 s."
+        100.0,
+        gt=60,
+        description="Silence after which a WATCH is broken; above twice watch_seconds, since where "
+        "nothing changes nothing may come.",
     )
     publish_seconds: float = Field(
         0.1, gt=0, description="How long changes are collected before they count."
     )
+
+    @field_validator("silence_seconds")
+    @classmethod
+    def _outlasts_a_quiet_watch(cls, value: float, info: ValidationInfo) -> float:
+        longest = 2 * info.data.get("watch_seconds", 0.0)
+        if value <= longest:
+            raise ValueError(f"must be above twice watch_seconds ({longest:g})")
+        return value
 
 
 class AgentsSettings(SettingsGroup):
@@ -111,6 +125,13 @@ class AgentsSettings(SettingsGroup):
         description="URL for each node, {host_ip} being its address: http://{host_ip}:9470.",
     )
     token: Secret | None = Field(None, description="Bearer token that the agents want.")
+    tls: ClientTlsSettings = Field(
+        ClientTlsSettings(), description="TLS to agents that are asked by https."
+    )
+    tls_name: str = Field(
+        "",
+        description="Name to find in the agents' certificates; empty: the address that is asked.",
+    )
     wait_seconds: float = Field(
         30.0, gt=0, description="How long an agent holds a question back while it has no news."
     )

@@ -13,22 +13,30 @@ from dataclasses import dataclass
 import aiohttp
 import structlog
 
+from nearkv.certificates import ClientCertificates
 from nearkv.http_failures import explain_failure
 from nearkv.ingress.fleet import Fleet, StreamProtocolError
 from nearkv.state.codec import FrameReader, StateDecodeError
 from nearkv.state.model import Cursor
 
 _FIRST_PAUSE_SECONDS = 0.2
-_REMEDIES = {401: ": agent_token is not the agent's token", 404: ": is this an agent?"}
+_REMEDIES = {
+    401: ": agent_token is not the agent's token, or agent_tls has no certificate for it",
+    404: ": is this an agent?",
+}
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class FollowLimits:
-    """How an agent is followed: deadlines, and the token it wants."""
+    """How an agent is followed: deadlines, and how it is asked.
+
+    ``certificates`` are for agents that serve over TLS; default: the system's CAs.
+    """
 
     token: str | None = None
+    certificates: ClientCertificates | None = None
     connect_seconds: float = 2.0
     silence_seconds: float = 5.0
     longest_pause_seconds: float = 5.0
@@ -95,6 +103,7 @@ class AgentFollower:
 
     async def _read_stream(self, cursor: Cursor | None) -> None:
         query = {"after": str(cursor)} if cursor else {}
+        certificates = self._limits.certificates
         timeout = aiohttp.ClientTimeout(
             total=None,
             sock_connect=self._limits.connect_seconds,
@@ -106,6 +115,7 @@ class AgentFollower:
             headers=self._headers,
             timeout=timeout,
             raise_for_status=True,
+            ssl=True if certificates is None else certificates.context,
         ) as response:
             reader = FrameReader()
             async for data in response.content.iter_any():

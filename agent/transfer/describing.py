@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from nearkv.agent.movers.pool import MoverPool
+from nearkv.agent.probes.service import Probing
 from nearkv.agent.settings import TransferSettings
 from nearkv.agent.transfer.abilities import AGENT_MODE
 from nearkv.agent.transfer.assembling import Surroundings, Workings
@@ -16,7 +17,9 @@ from nearkv.agent.transfer.registry import Registration
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def describe_transfer(workings: Workings, *, peer_url: str) -> dict[str, Any]:
+def describe_transfer(
+    workings: Workings, probing: Probing | None, *, peer_url: str
+) -> dict[str, Any]:
     """Return the service as plain JSON types."""
     engines = workings.registry.engines.values()
     return {
@@ -28,6 +31,7 @@ def describe_transfer(workings: Workings, *, peer_url: str) -> dict[str, Any]:
         "inflight_bytes": workings.pulls.inflight_bytes,
         "movers": [msgspec.to_builtins(mover) for mover in workings.pool.describe()],
         "pairs": workings.around.costs.describe(time.monotonic()),
+        "probing": None if probing is None else probing.describe(),
         "store": None if workings.store is None else workings.store.describe(),
         "paths": [msgspec.to_builtins(probe) for probe in workings.probes.found.values()],
     }
@@ -46,7 +50,7 @@ def list_problems(
     ]
 
 
-def read_gauges(workings: Workings) -> TransferGauges:
+def read_gauges(workings: Workings, probing: Probing | None) -> TransferGauges:
     """Return what metrics show of this moment."""
     complete = sum(engine.is_complete for engine in workings.registry.engines.values())
     movers = Counter(mover.kind for mover in workings.pool.describe() if mover.pid is not None)
@@ -59,6 +63,7 @@ def read_gauges(workings: Workings) -> TransferGauges:
         leases=_count_leases(workings),
         movers=movers,
         mover_ends=mover_ends(workings.pool),
+        path_classes=() if probing is None else probing.class_costs(),
     )
 
 

@@ -1,11 +1,13 @@
 """The transfer's Prometheus series: what was counted, and what is so when scraped."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from nearkv.agent.probes.by_class import ClassCost
 
 _PREFIX = "nearkv_agent_transfer_"
 _SECONDS_BUCKETS = (
@@ -17,6 +19,10 @@ FOUND, NOTHING, SKIPPED, PARTLY = "found", "nothing", "skipped", "partly"
 
 DONE, FAILED, CANCELLED, RETRIED = "done", "failed", "cancelled", "retried"
 """Outcomes of pulls; ``retried`` counts a first try, beside the outcome of the second."""
+
+
+REFUSED = "refused"
+"""Outcome of probes that the peer had no time or budget for."""
 
 
 class TransferMetrics:
@@ -58,6 +64,9 @@ class TransferMetrics:
             "outcome", "reason",
         )  # fmt: skip
         self._store_put_bytes = counter("store_put_bytes", "KV bytes put into the shared store.")
+        self._probes = counter(
+            "probes", "Probes of paths by this node, by outcome and reason.", "outcome", "reason"
+        )
         self._detours = counter(
             "same_node_detours", "Pulls within the node that did not go by shared memory."
         )
@@ -74,6 +83,10 @@ class TransferMetrics:
     def detour_taken(self) -> None:
         """Count a pull within the node that did not go by shared memory."""
         self._detours.inc()
+
+    def probe_ended(self, outcome: str, reason: str = "") -> None:
+        """Count a probe of a path."""
+        self._probes.labels(outcome, reason).inc()
 
     def lookup_ended(self, reason: str = "") -> None:
         """Count a lookup; without a reason it found something."""
@@ -114,6 +127,7 @@ class TransferGauges:
     leases: Mapping[str, int] = field(default_factory=dict)
     movers: Mapping[str, int] = field(default_factory=dict)
     mover_ends: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    path_classes: Sequence[ClassCost] = ()
 
 
 class TransferCollector(Collector):
@@ -137,6 +151,7 @@ class TransferCollector(Collector):
         for labels, count in now.mover_ends.items():
             ends.add_metric(labels, count)
         yield ends
+        yield from _path_families(now.path_classes)
 
 
 def _gauges(name: str, text: str, label: str, values: Mapping[str, int]) -> GaugeMetricFamily:
@@ -144,3 +159,27 @@ def _gauges(name: str, text: str, label: str, values: Mapping[str, int]) -> Gaug
     for value, count in values.items():
         family.add_metric((value,), count)
     return family
+
+
+def _path_families(classes: Sequence[ClassCost]) -> Iterator[Metric]:
+    """Yield what paths to this node cost, by class: levels are few, and no node is named."""
+    labels = ("class", "path")
+    setup = GaugeMetricFamily(
+        f"{_PREFIX}path_setup_seconds", "Median measured set-up time of a class.", labels=labels
+    )
+    speed = GaugeMetricFamily(
+        f"{_PREFIX}path_bytes_per_second", "Median measured bandwidth of a class.", labels=labels
+    )
+    pairs = GaugeMetricFamily(
+        f"{_PREFIX}path_pairs", "Measured source nodes of a class.", labels=labels
+    )
+    age = GaugeMetricFamily(
+        f"{_PREFIX}path_age_seconds", "Age of the newest measurement of a class.", labels=labels
+    )
+    for cost in classes:
+        values = (cost.name, cost.path)
+        setup.add_metric(values, cost.setup_seconds)
+        speed.add_metric(values, cost.bytes_per_second)
+        pairs.add_metric(values, cost.pairs)
+        age.add_metric(values, cost.age_seconds)
+    yield from (setup, speed, pairs, age)

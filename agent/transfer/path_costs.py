@@ -1,6 +1,7 @@
 """What moving KV to this node costs, by the node it comes from (pure).
 
-For each source node and path one model learns from finished pulls; what is published of a
+For each source node and path one model learns from finished pulls, and probes fill in where
+there were none; of the two, the one with the newer measurement counts. What is published of a
 pair is the path last used, at most once a second. ``now`` is in monotonic seconds.
 """
 
@@ -8,6 +9,10 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+from nearkv.agent.probes.by_class import MeasuredCost
+from nearkv.agent.probes.peers import Peer
+from nearkv.agent.probes.planning import NEVER, Measured
+from nearkv.agent.probes.readings import ProbeReading, ProbeReadings, ratio_between
 from nearkv.agent.settings import PathPriorSettings
 from nearkv.agent.transfer.memory_forms import WITHIN_NODE
 from nearkv.path_cost import PathCost, PathCostModel
@@ -17,6 +22,14 @@ from nearkv.transfer.backends.contract import Path
 _MAX_PAIRS = 1024
 _MAX_PATHS = 8
 _PUBLISH_SECONDS = 1.0
+_SHIFT_RATIO = 1.5
+_SHIFT_PULLS = 5
+"""So many pulls in a row that took so much longer, or less, than foretold: the path is another."""
+
+_PROBES_TO_OUTDATE = 2
+
+PULLS, PROBES = "pulls", "probes"
+"""What a cost was measured by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +57,20 @@ def path_priors(settings: PathPriorSettings) -> PathPriors:
 
 
 @dataclass(slots=True)
+class _Strays:
+    """The last pulls that took otherwise than foretold, all of them longer or all less."""
+
+    longer: bool = True
+    pulls: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class _Pair:
     path: Path
+    agent: str = ""
     models: dict[str, PathCostModel] = field(default_factory=dict)
+    strays: dict[str, _Strays] = field(default_factory=dict)
+    probed: dict[str, ProbeReadings] = field(default_factory=dict)
     used_at: float | None = None
     published_at: float | None = None
     dirty: bool = True
@@ -83,9 +107,12 @@ class PathCosts:
             if reason:
                 pair.failures[reason] += 1
 
-    def succeeded(self, source: str, path: Path, *, size_bytes: int, now: float) -> None:
-        """Note a pull that counts, and what it went over."""
+    def succeeded(
+        self, source: str, path: Path, *, size_bytes: int, now: float, agent: str = ""
+    ) -> None:
+        """Note a pull that counts, what it went over, and whom ``agent`` (a URL) was asked."""
         pair = self._pair(source, path)
+        pair.agent = agent or pair.agent
         pair.dirty |= pair.path != path
         pair.path = path
         pair.used_at = now
@@ -102,8 +129,59 @@ class PathCosts:
             if len(pair.models) >= _MAX_PATHS:
                 pair.models.clear()
             model = pair.models[path.name] = PathCostModel(self._priors.of(path))
-        model.observe(size_bytes, seconds, now=now)
+        shifted = _shifted(pair.strays, path.name, model, size_bytes, seconds)
+        if shifted:
+            model = pair.models[path.name] = PathCostModel(self._priors.of(path))
+            for its_bytes, its_seconds in shifted:
+                model.observe(its_bytes, its_seconds, now=now)
+        else:
+            model.observe(size_bytes, seconds, now=now)
         pair.dirty = True
+
+    def probed(self, source: str, path: Path, reading: ProbeReading) -> None:
+        """Learn from a probe; where pulls went over another path, theirs is still the pair's."""
+        pair = self._pair(source, path)
+        if pair.used_at is None:
+            pair.path = path
+        if path.name not in pair.probed and len(pair.probed) >= _MAX_PATHS:
+            pair.probed.clear()
+        readings = pair.probed.setdefault(path.name, ProbeReadings())
+        model = pair.models.get(path.name)
+        if model is not None and _refutes(model, readings):
+            readings.clear()
+        readings.add(reading)
+        if model is not None and _outdates(readings, model):
+            # Pulls that come now would be averaged with those of a path that is no more.
+            del pair.models[path.name]
+        pair.dirty = True
+
+    def last_measured(self, source: str) -> Measured:
+        """Return when a pair was last measured.
+
+        That pulls took another way than probes do is no reason to probe it over and over.
+        """
+        pair = self._pairs.get(source)
+        if pair is None:
+            return Measured()
+        measured = self._measured(source, pair)
+        times = [readings.at for readings in pair.probed.values() if readings.at is not None]
+        if measured is not None:
+            times.append(measured.at)
+        readings = pair.probed.get(pair.path.name)
+        by_probes = measured is not None and measured.by == PROBES
+        return Measured(
+            at=max(times, default=NEVER),
+            is_suspect=by_probes and readings is not None and readings.is_suspect,
+        )
+
+    def all_measured(self) -> list[MeasuredCost]:
+        """Return what was measured of the paths in use."""
+        found = (self._measured(source, pair) for source, pair in self._pairs.items())
+        return [measured for measured in found if measured is not None]
+
+    def pulled_from(self) -> list[Peer]:
+        """Return the agents of the nodes that KV came from."""
+        return [Peer(node, pair.agent) for node, pair in self._pairs.items() if pair.agent]
 
     def take_news(self, now: float) -> list[PathReading]:
         """Return what is to be published now."""
@@ -135,6 +213,7 @@ class PathCosts:
 
     def _describe(self, source: str, pair: _Pair, now: float) -> dict[str, Any]:
         reading = self._reading(source, pair)
+        measured = self._measured(source, pair)
         return {
             "source": source,
             "target": self._node,
@@ -148,20 +227,40 @@ class PathCosts:
             "setup_seconds": reading.setup_seconds,
             "bytes_per_second": reading.bytes_per_second,
             "measured": bool(reading.points),
+            "measured_by": None if measured is None else measured.by,
+            "measurements": reading.points,
+            "measured_age_seconds": None if measured is None else round(now - measured.at, 3),
             "age_seconds": None if pair.used_at is None else round(now - pair.used_at, 3),
         }
 
     def _reading(self, source: str, pair: _Pair) -> PathReading:
-        model = pair.models.get(pair.path.name)
-        cost = self._priors.of(pair.path) if model is None else model.cost
+        measured = self._measured(source, pair)
+        cost = self._priors.of(pair.path) if measured is None else measured.cost
         return PathReading(
             source=source,
             target=self._node,
             path=pair.path.name,
             setup_seconds=cost.setup_seconds,
             bytes_per_second=cost.bytes_per_second,
-            points=model.points if model is not None and model.is_measured else 0,
+            points=0 if measured is None else measured.count,
         )
+
+    def _measured(self, source: str, pair: _Pair) -> MeasuredCost | None:
+        """Return what was measured of the path in use, by pulls or probes, whichever is newer."""
+        name = pair.path.name
+        model, readings = pair.models.get(name), pair.probed.get(name)
+        pulled_at = model.observed_at if model is not None and model.is_measured else None
+        probed_at = None if readings is None else readings.at
+        if (
+            model is not None
+            and pulled_at is not None
+            and (probed_at is None or pulled_at >= probed_at)
+        ):
+            return MeasuredCost(source, name, model.cost, model.points, pulled_at, PULLS)
+        cost = None if readings is None else readings.cost
+        if readings is None or cost is None or probed_at is None:
+            return None
+        return MeasuredCost(source, name, cost, len(readings), probed_at, PROBES)
 
     def _pair(self, source: str, path: Path) -> _Pair:
         pair = self._pairs.get(source)
@@ -172,3 +271,42 @@ class PathCosts:
             # Pairs with a pull under way are used again when it ends.
             self._dropped.append(self._pairs.popitem(last=False)[0])
         return pair
+
+
+def _shifted(
+    strays: dict[str, _Strays], name: str, model: PathCostModel, size_bytes: int, seconds: float
+) -> list[tuple[int, float]]:
+    """Note how a pull compares with what was foretold; returns those that say it is another path.
+
+    Alone, the model would need dozens of pulls to follow a link that has changed.
+    """
+    if not model.is_measured or size_bytes <= 0 or not 0 < seconds < float("inf"):
+        return []
+    foretold = model.cost.seconds(size_bytes)
+    if ratio_between(seconds, foretold) <= _SHIFT_RATIO:
+        strays.pop(name, None)
+        return []
+    longer = seconds > foretold
+    kept = strays.get(name)
+    if kept is None or kept.longer != longer:
+        kept = strays[name] = _Strays(longer)
+    kept.pulls.append((size_bytes, seconds))
+    return strays.pop(name).pulls if len(kept.pulls) >= _SHIFT_PULLS else []
+
+
+def _outdates(readings: ProbeReadings, model: PathCostModel) -> bool:
+    """Tell whether probes agree with each other, but not with the pulls before them."""
+    cost = readings.cost
+    if cost is None or len(readings) < _PROBES_TO_OUTDATE or readings.is_suspect:
+        return False
+    return ratio_between(cost.bytes_per_second, model.cost.bytes_per_second) > _SHIFT_RATIO
+
+
+def _refutes(model: PathCostModel, readings: ProbeReadings) -> bool:
+    """Tell whether pulls after the last probe found another path than it did."""
+    cost, probed_at = readings.cost, readings.at
+    if not model.is_measured or cost is None or probed_at is None:
+        return False
+    is_newer = model.observed_at is not None and model.observed_at > probed_at
+    ratio = ratio_between(cost.bytes_per_second, model.cost.bytes_per_second)
+    return is_newer and ratio > _SHIFT_RATIO

@@ -9,18 +9,21 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from nearkv.agent.probes.answering import ProbeDesk
 from nearkv.agent.transfer.metrics import TransferMetrics
 from nearkv.agent.transfer.peer_messages import (
     BODY_TYPE,
     LOOKUP,
     OPEN,
     PATH_PREFIX,
+    PROBE,
     RELEASE,
     RENEW,
     WITHDRAW,
     LeaseName,
     PeerLookup,
     PeerOpen,
+    PeerProbe,
     PeerRefusal,
     PeerRelease,
     PeerRenew,
@@ -45,10 +48,18 @@ log = structlog.get_logger(__name__)
 class PeerApi:
     """Handlers for other agents' calls, over what this node's engines hold."""
 
-    def __init__(self, source: SourceDesk, metrics: TransferMetrics, *, key: bytes | None) -> None:
+    def __init__(
+        self,
+        source: SourceDesk,
+        metrics: TransferMetrics,
+        *,
+        key: bytes | None,
+        probes: ProbeDesk | None = None,
+    ) -> None:
         self._source = source
         self._metrics = metrics
         self._key = key
+        self._probes = probes
         self._busy = 0
 
     def add_routes(self, app: web.Application) -> None:
@@ -59,6 +70,7 @@ class PeerApi:
             (RENEW, self._handler(RENEW, PeerRenew, self._renew)),
             (RELEASE, self._handler(RELEASE, PeerRelease, self._release)),
             (WITHDRAW, self._handler(WITHDRAW, PeerWithdraw, self._withdraw)),
+            (PROBE, self._handler(PROBE, PeerProbe, self._probe)),
         ):
             app.router.add_post(PATH_PREFIX + call, handler)
 
@@ -113,7 +125,14 @@ class PeerApi:
 
     async def _withdraw(self, message: PeerWithdraw) -> bytes:
         self._source.withdraw(message.ticket)
+        if self._probes is not None:
+            await self._probes.withdraw(message.ticket)
         return b""
+
+    async def _probe(self, message: PeerProbe) -> bytes:
+        if self._probes is None:
+            raise PullError(Reason.PEER_REFUSED, "probes are off here")
+        return encode(await self._probes.open(message))
 
 
 class LeaseApi:

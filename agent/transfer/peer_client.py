@@ -15,16 +15,19 @@ from nearkv.agent.transfer.peer_messages import (
     LOOKUP,
     OPEN,
     PATH_PREFIX,
+    PROBE,
     RELEASE,
     RENEW,
     WITHDRAW,
     OpenAnswer,
     PeerLookup,
     PeerOpen,
+    PeerProbe,
     PeerRefusal,
     PeerRelease,
     PeerRenew,
     PeerWithdraw,
+    ProbeAnswer,
     decode,
     encode,
     refusal_error,
@@ -79,6 +82,10 @@ class PeerClient:
     async def open(self, url: str, request: PeerOpen, *, seconds: float) -> OpenAnswer:
         """Be let at the blocks of a lease; raises :class:`TransferError`."""
         return decode(await self._call(url, OPEN, request, seconds), OpenAnswer)
+
+    async def probe(self, url: str, request: PeerProbe, *, seconds: float) -> ProbeAnswer:
+        """Be let at bytes to measure the path with; raises :class:`TransferError`."""
+        return decode(await self._call(url, PROBE, request, seconds), ProbeAnswer)
 
     async def renew(self, url: str, request: PeerRenew, *, seconds: float) -> None:
         """Give a lease its time again; raises :class:`TransferError`."""

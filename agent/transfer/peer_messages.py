@@ -1,8 +1,9 @@
 """What agents ask each other (msgpack bodies, pure).
 
 ``POST /v1/transfer/<call>``: a lookup is answered with the head of a state packet, ``open``
-with :class:`OpenAnswer`, the others with an empty body. A refusal has :class:`PeerRefusal` as
-its body. Times are relative: clocks of two hosts have nothing in common.
+with :class:`OpenAnswer`, ``probe`` with :class:`ProbeAnswer`, the others with an empty body.
+A refusal has :class:`PeerRefusal` as its body. Times are relative: clocks of two hosts have
+nothing in common.
 """
 
 from typing import TypeVar
@@ -15,6 +16,7 @@ from nearkv.transfer.messages import MemoryMap
 BODY_TYPE = "application/msgpack"
 PATH_PREFIX = "/v1/transfer/"
 LOOKUP, OPEN, RENEW, RELEASE, WITHDRAW = "lookup", "open", "renew", "release", "withdraw"
+PROBE = "probe"
 
 M = TypeVar("M")
 _encoder = msgspec.msgpack.Encoder()
@@ -80,6 +82,28 @@ class PeerWithdraw(msgspec.Struct, frozen=True, kw_only=True):
     """A pull is over, and with it what ``open`` had granted."""
 
     ticket: bytes
+
+
+class PeerProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask to measure the path: to be let at a few bytes that mean nothing, for ``wait_ms``.
+
+    ``backends`` are what the reader could use, best first.
+    """
+
+    node: str
+    backends: tuple[str, ...]
+    require_rdma: bool
+    wait_ms: int
+
+
+class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """How to get at the bytes, as in :class:`OpenAnswer`; ``labels`` are those of the node."""
+
+    backend: str
+    offer: bytes
+    ticket: bytes
+    labels: dict[str, str] = {}
+    is_cold: bool = False
 
 
 class PeerRefusal(msgspec.Struct, frozen=True, kw_only=True):

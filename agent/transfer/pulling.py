@@ -200,7 +200,10 @@ class PullDesk:
         seconds = now - (now if running.began is None else running.began)
         size_bytes, path = report.size_bytes, report.path
         if not order.from_store:
-            self._costs.succeeded(order.source_node, path, size_bytes=size_bytes, now=now)
+            agent = "" if self._bringer.is_here(order.source_node) else order.known.address.agent
+            self._costs.succeeded(
+                order.source_node, path, size_bytes=size_bytes, now=now, agent=agent
+            )
             if not order.is_cold:
                 self._costs.measured(order.source_node, path, size_bytes, seconds, now=now)
         self._metrics.pull_done(path.name, size_bytes=size_bytes, seconds=seconds)

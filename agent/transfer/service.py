@@ -3,7 +3,7 @@
 import asyncio
 import ipaddress
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ import structlog
 from aiohttp import web
 
 from nearkv.agent.movers.pool import MoverPool
+from nearkv.agent.probes.carriers import Carriers
+from nearkv.agent.probes.peers import PeerProvider
+from nearkv.agent.probes.service import Probing, configured_peers
 from nearkv.agent.settings import TransferSettings
 from nearkv.agent.transfer.assembling import Surroundings, Workings, assemble, store_options
 from nearkv.agent.transfer.backend_choice import BackendProbes
@@ -55,18 +58,26 @@ class TransferService:
         around: Surroundings,
         *,
         make_pool: PoolMaker = make_pool,
+        other_peers: Sequence[PeerProvider] = (),
     ) -> None:
         self._directory = directory
         self._settings = settings
         self._around = around
         self._make_pool = make_pool
+        self._other_peers = other_peers
         self._workings: Workings | None = None
+        self._probing: Probing | None = None
         self._peer_url = ""
 
     @property
     def workings(self) -> Workings | None:
         """The parts of the service, while it runs."""
         return self._workings
+
+    @property
+    def probing(self) -> Probing | None:
+        """The probes of this node, while it runs."""
+        return self._probing
 
     @property
     def peer_url(self) -> str:
@@ -79,7 +90,8 @@ class TransferService:
         """Return the transfer as plain JSON types."""
         if self._workings is None:
             return {"running": False}
-        return {"running": True, **describe_transfer(self._workings, peer_url=self._peer_url)}
+        described = describe_transfer(self._workings, self._probing, peer_url=self._peer_url)
+        return {"running": True, **described}
 
     def problems(self) -> list[str]:
         """Return what is wrong with it, in words for people."""
@@ -89,7 +101,9 @@ class TransferService:
 
     def gauges(self) -> TransferGauges:
         """Return what metrics show of this moment."""
-        return TransferGauges() if self._workings is None else read_gauges(self._workings)
+        if self._workings is None:
+            return TransferGauges()
+        return read_gauges(self._workings, self._probing)
 
     async def release(self, request: web.Request) -> web.Response:
         """Answer ``POST /v1/transfer/release`` of the main listener."""
@@ -126,9 +140,17 @@ class TransferService:
         )
         stack.push_async_callback(peers.close)
         workings = assemble(settings, self._around, pool, probes, peers)
+        carriers = Carriers(pool, options)
+        stack.push_async_callback(carriers.close)
+        probing = self._probing = self._make_probing(workings, peers, carriers)
         address = await stack.enter_async_context(
             listening_for_peers(
-                PeerApi(workings.source, self._around.metrics, key=self._around.packet_key),
+                PeerApi(
+                    workings.source,
+                    self._around.metrics,
+                    key=self._around.packet_key,
+                    probes=probing.desk,
+                ),
                 settings.peer_listen,
                 token=settings.peer_token,
                 tls=None if tls is None else server_context(tls.cert, tls.key, tls.ca),
@@ -143,16 +165,31 @@ class TransferService:
         stack.callback(server.stop_accepting)
         self._workings = workings
         self._around.costs.expect(self._around.node, contract.Path(name=SHM))
-        works = [self._keep_time(workings.source), _probe_ahead(probes)]
+        works = [self._keep_time(workings.source), _probe_ahead(probes), probing.run()]
         if workings.store is not None:
             works.append(workings.store.keep_trying())
         for work in works:
             stack.push_async_callback(_end, asyncio.create_task(work))
         log.info("transfer_ready", socket=str(server.path), peer_url=self._peer_url)
 
+    def _make_probing(self, workings: Workings, peers: PeerClient, carriers: Carriers) -> Probing:
+        """Return the probes: what they measure is learnt like what pulls do."""
+        settings, costs = self._settings, self._around.costs
+        return Probing(
+            settings,
+            carriers,
+            workings.probes,
+            peers,
+            costs,
+            self._around.metrics,
+            node=self._around.node,
+            providers=(configured_peers(settings.probes), *self._other_peers, costs.pulled_from),
+            is_moving=lambda: len(workings.pulls) > 0 or workings.source.grants > 0,
+        )
+
     async def _stop(self, workings: Workings, sessions: EngineSessions) -> None:
         """End pulls, then connections, then what depended on them."""
-        self._workings = None
+        self._workings = self._probing = None
         try:
             async with asyncio.timeout(_STOP_SECONDS):
                 await workings.pulls.close()
@@ -171,6 +208,8 @@ class TransferService:
         while True:
             try:
                 source.tick()
+                if self._probing is not None:
+                    await self._probing.tick()
                 self._publish_paths()
             except Exception:
                 log.exception("transfer_tick_is_defect")

@@ -11,7 +11,7 @@ import msgspec
 
 from nearkv.extender.model import Snapshot
 from nearkv.extender.presets import Level
-from nearkv.extender.view.collecting import SummaryCollector
+from nearkv.extender.view.collecting import AgentTrust, SummaryCollector
 from nearkv.extender.view.directory import AgentDirectory, AgentDiscovery, SeenAgent, read_agent
 from nearkv.extender.view.nodes import NodeFacts, NodeRules, read_node
 from nearkv.extender.view.pods import PodRules, read_pod
@@ -48,7 +48,7 @@ class ViewConfig:
     pods: PodRules = field(default_factory=PodRules)
     node_selector: str = ""
     agents: AgentDiscovery = field(default_factory=AgentDiscovery)
-    agents_token: str | None = field(default=None, repr=False)
+    agents_trust: AgentTrust = field(default_factory=AgentTrust)
     worker_statuses: bool = True
     publish_seconds: float = 0.1
     sweep_seconds: float = 1.0
@@ -111,7 +111,7 @@ class ClusterView:
         self._state = ClusterState(config.levels, ledger, config.state)
         self._directory = AgentDirectory(config.agents)
         self._collector = SummaryCollector(
-            self._state, token=config.agents_token, limits=config.collect, now=now, draw=draw
+            self._state, trust=config.agents_trust, limits=config.collect, now=now, draw=draw
         )
         self._watch_failures: Counter[tuple[str, str]] = Counter()
         self._nodes = self._watch_nodes()

@@ -12,13 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import aiohttp
 import structlog
 
 from nearkv.bounded_reading import AnswerTooLargeError, read_at_most
+from nearkv.certificates import ClientCertificates
 from nearkv.extender.view.polling import CollectLimits, PollPlan, pause_after, plan_polls
 from nearkv.extender.view.summaries import (
     MAX_SUMMARY_BYTES,
@@ -45,6 +46,19 @@ class AgentTarget:
 
     url: str
     node: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentTrust:
+    """How agents know the collector, and how it knows those that serve over TLS.
+
+    Without ``certificates`` the system's CAs count. ``tls_name`` is what stands in the agents'
+    certificates, empty where that is the address in their URL.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    certificates: ClientCertificates | None = None
+    tls_name: str = ""
 
 
 class ReportSink(Protocol):
@@ -91,7 +105,7 @@ class SummaryCollector:
         self,
         sink: ReportSink,
         *,
-        token: str | None = None,
+        trust: AgentTrust | None = None,
         limits: CollectLimits | None = None,
         now: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
@@ -99,8 +113,9 @@ class SummaryCollector:
         """Make a collector; ``draw`` returns random numbers from 0 to 1, for jitter."""
         self._sink = sink
         self._headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
-        if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+        self._trust = trust or AgentTrust()
+        if self._trust.token:
+            self._headers["Authorization"] = f"Bearer {self._trust.token}"
         self._limits = limits or CollectLimits()
         self._now = now
         self._draw = draw
@@ -188,12 +203,17 @@ class SummaryCollector:
         followed.failures = 0
         followed.said = ""
         self._failing.discard(followed.target.url)
-        if len(self._targets) > self._limits.max_connections:
+        if self._takes_turns:
             # Others are waiting for their turn; this one has had its own.
             pause_seconds = plan.cycle_seconds - plan.wait_seconds
         else:
             pause_seconds = plan.pause_seconds - (self._now() - began_at)
         return max(0.0, pause_seconds * (0.8 + 0.2 * self._draw()))
+
+    @property
+    def _takes_turns(self) -> bool:
+        """Whether there are more agents than connections."""
+        return len(self._targets) > self._limits.max_connections
 
     def _failed(self, followed: _Followed, plan: PollPlan, reason: str, detail: str) -> float:
         self.failures[reason] += 1
@@ -260,10 +280,16 @@ class SummaryCollector:
             total=self._limits.connect_seconds + wait_seconds + self._limits.answer_seconds,
             sock_connect=self._limits.connect_seconds,
         )
+        certificates = self._trust.certificates
+        # One that is kept for the agent's next turn would count for nobody's bound.
+        headers = {"Connection": "close"} if self._takes_turns else None
         async with self._session.get(
             followed.target.url + SUMMARY_PATH,
             params=query,
+            headers=headers,
             timeout=timeout,
+            ssl=True if certificates is None else certificates.context,
+            server_hostname=self._trust.tls_name or None,
             # Another address must never see the token.
             allow_redirects=False,
         ) as response:

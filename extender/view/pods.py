@@ -44,6 +44,11 @@ class PodFacts:
     terminating: bool
 
 
+def read_group(labels: Mapping[str, str], keys: Iterable[str]) -> str:
+    """Return the group that labels name, empty for a pod that is not ours."""
+    return next((labels[key] for key in keys if labels.get(key)), "")
+
+
 def read_role(labels: Mapping[str, str], keys: Iterable[str]) -> Role:
     """Return the role that labels give; other words mean an engine that does both."""
     said = next((labels[key] for key in keys if labels.get(key)), "")
@@ -58,7 +63,7 @@ def read_pod(pod: Pod, rules: PodRules) -> PodFacts | None:
     if not pod.node_name or pod.has_ended:
         return None
     labels = pod.labels
-    group = next((labels[key] for key in rules.group_labels if labels.get(key)), "")
+    group = read_group(labels, rules.group_labels)
     devices = min(requested_devices(pod, rules.resources), _MOST_DEVICES)
     if not devices and not group:
         return None

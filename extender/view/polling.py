@@ -1,8 +1,10 @@
 """How often agents are asked, and what to do when one fails (pure)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _LONGEST_PAUSE_OF_FEW_SECONDS = 10.0
+_DESCRIPTORS_FOR_OTHERS = 256
+"""For those who call, watches and files: without any left nobody could connect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,15 @@ def plan_polls(agents: int, limits: CollectLimits) -> PollPlan:
             limits.longest_pause_seconds,
             max(_LONGEST_PAUSE_OF_FEW_SECONDS, agents / limits.polls_per_second),
         ),
+    )
+
+
+def within_descriptors(limits: CollectLimits, descriptors: int) -> CollectLimits:
+    """Return limits with which questions leave enough of the process's descriptors to others."""
+    most = max(descriptors - _DESCRIPTORS_FOR_OTHERS, 2)
+    fetching = min(limits.fetching, max(most // 4, 1))
+    return replace(
+        limits, fetching=fetching, max_connections=min(limits.max_connections, most - fetching)
     )
 
 

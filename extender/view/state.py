@@ -235,18 +235,20 @@ class ClusterState:
             self.summaries.drop(node)
             self._builder.drop_report(node)
         for node in self.statuses.nodes:
-            self._fall_back(node)
+            self._fall_back(node, now)
         if now >= self._settled_at + self._limits.settle_seconds:
             self._settled_at = now
             self._builder.settle_links(now)
 
-    def _fall_back(self, node: str) -> None:
+    def _fall_back(self, node: str, now: float) -> None:
         """Use a node's WorkerStatus where its agent is silent and it is newer."""
         known = self.summaries.get(node)
         found = self.statuses.of_node(node) if known is None or not known.live else None
         if found is None:
             return
         summary, received_at = found
+        if received_at < now - self._limits.forget_report_seconds:
+            return  # it would be dropped with the next sweep, and taken again, for ever
         if known is not None and known.from_status:
             if (known.summary, known.received_at) == (summary, received_at):
                 return

@@ -21,6 +21,8 @@ _MAX_PODS = 1024
 _MAX_NAME = 253
 _MAX_SETUP_SECONDS = 600.0
 _MAX_BYTES_PER_SECOND = 1e14
+_MAX_COUNT = 2**63 - 1
+"""JSON knows no largest integer, arrays do."""
 _SHORTEST_SECONDS = 0.1
 _LONGEST_SECONDS = 3600.0
 
@@ -126,28 +128,29 @@ def _check_values(summary: NodeSummary) -> None:
         raise SummaryRefusedError(
             Refusal.GARBAGE, f"interval_seconds: {summary.interval_seconds} is out of range"
         )
-    numbers = [
-        number
-        for group in summary.groups
-        for number in (
-            group.engines,
-            group.held_bytes,
-            group.free_bytes,
-            group.kv_bytes_per_token,
-            group.prefill_tokens_per_second,
-        )
-    ]
+    for field, number in _numbers(summary):
+        if number is not None and not 0 <= number <= _MAX_COUNT:
+            wrong = "is negative" if number < 0 else f"is above {_MAX_COUNT}"
+            raise SummaryRefusedError(Refusal.GARBAGE, f"{field}: {wrong}")
+
+
+def _numbers(summary: NodeSummary) -> Iterator[tuple[str, float | None]]:
+    for group in summary.groups:
+        yield "groups.engines", group.engines
+        yield "groups.held_bytes", group.held_bytes
+        yield "groups.free_bytes", group.free_bytes
+        yield "groups.kv_bytes_per_token", group.kv_bytes_per_token
+        yield "groups.prefill_tokens_per_second", group.prefill_tokens_per_second
     for device in summary.devices or ():
-        numbers += [device.total_bytes, device.used_bytes]
-    if any(number is not None and number < 0 for number in numbers):
-        raise SummaryRefusedError(Refusal.GARBAGE, "a number of groups or devices is negative")
+        yield "devices.total_bytes", device.total_bytes
+        yield "devices.used_bytes", device.used_bytes
 
 
 def usable_paths(summary: NodeSummary) -> Iterator[PathSummary]:
     """Return the measured paths of a summary whose figures can be true."""
     for path in summary.paths:
         if (
-            path.count > 0
+            0 < path.count <= _MAX_COUNT
             and path.age_seconds >= 0
             and 0 <= path.setup_seconds <= _MAX_SETUP_SECONDS
             and 1 <= path.bytes_per_second <= _MAX_BYTES_PER_SECOND

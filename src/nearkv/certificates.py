@@ -190,7 +190,7 @@ def _signature(files: CertificateFiles | ClientFiles) -> tuple[_Signature, OSErr
 
 
 def _explain(error: OSError, files: CertificateFiles | ClientFiles) -> str:
+    named = ", ".join(map(str, files.paths))
     if isinstance(error, ssl.SSLError):
-        named = ", ".join(map(str, files.paths))
         return f"{named}: {error.reason or error}"
-    return f"{error.filename or 'a file'}: {error.strerror}"
+    return f"{error.filename or named}: {error.strerror}"

@@ -316,7 +316,7 @@ def test_gained_tiers_respect_the_bound(tier_first):
 
 
 def test_orphans_have_a_bound_of_their_own():
-    apply = Follower(limit_bytes=10 * BYTES_PER_BLOCK)  # room for 11 orphan tokens
+    apply = Follower(limit_bytes=1600)  # room for 11 orphan tokens
     apply(stored(1, 5), stored(7, 8))
     assert apply.table.orphan_count == 5
     assert apply.table.counts.orphans_dropped == 2

@@ -318,6 +318,47 @@ def test_an_unreachable_engine_keeps_its_blocks(engine):
     assert engine.log.infos["e"].state is EngineState.READY
 
 
+def test_an_engine_that_is_not_there_any_more_has_no_blocks(engine):
+    engine.read(now=1.0)
+    engine.lives(0, 1)
+    engine.tracker.on_unreachable(nobody_listens=True)
+    assert engine.held == {0, 1}, "its event stream still stands"
+    engine.tracker.on_subscription(connected=False)
+    engine.tracker.on_unreachable(nobody_listens=True)
+    assert engine.held == set()
+    assert engine.log.infos["e"].state is EngineState.UNREACHABLE
+    engine.tracker.on_subscription(connected=True)
+    engine.replayed(messages(0, 1))
+    assert (engine.held, engine.events) == ({0, 1}, EventsState.LIVE)
+
+
+# -- Memory ----------------------------------------------------------------------------------
+
+
+def test_what_was_evicted_leaves_a_part_and_says_so(engine):
+    engine.lives(0, 1, 2)
+    assert engine.events is EventsState.LIVE
+    assert engine.tracker.evict(1) > 0
+    assert (engine.held, engine.events) == ({1, 2}, EventsState.PARTIAL)
+    assert (engine.tracker.is_reduced, engine.tracker.table.counts.evicted) == (True, 1)
+    engine.live(3, message(CLEARED, store(3)))
+    assert (engine.held, engine.events) == ({3}, EventsState.LIVE)
+
+
+def test_what_was_refused_leaves_a_part_and_says_so(engine):
+    engine.live(0, message(store(0)))
+    engine.tracker.table._limit_blocks = 1
+    engine.live(1, message(store(1)))
+    assert (engine.held, engine.events) == ({0}, EventsState.PARTIAL)
+
+
+def test_a_replay_does_not_make_a_reduced_table_whole(engine):
+    engine.lives(0, 1)
+    engine.tracker.evict(1)
+    engine.live(4, message(store(4)), replay=messages(2, 3))
+    assert (engine.held, engine.events) == ({1, 2, 3, 4}, EventsState.PARTIAL)
+
+
 def test_the_block_size_of_the_events_beats_that_of_the_metrics(engine):
     engine.read(block_size=16)
     assert engine.log.infos["e"].block_size == 16

@@ -266,7 +266,7 @@ tiers = st.sampled_from(["GPU", "CPU"])
 steps = st.one_of(
     st.tuples(st.just("store"), engines, some_blocks, tiers),
     st.tuples(st.just("remove"), engines, some_blocks, tiers),
-    st.tuples(st.sampled_from(["clear", "restart", "drop", "gauge"]), engines),
+    st.tuples(st.sampled_from(["clear", "restart", "drop", "gauge", "evict"]), engines),
     st.tuples(st.sampled_from(["seal", "sync"])),
 )
 
@@ -290,6 +290,8 @@ class Publisher:
         elif what == "drop":
             del self.tables[engine]
             self.log.drop_engine(engine)
+        elif what == "evict":
+            table.evict(1, self.log.blocks_of(engine))
         elif what != "restart":
             tokens = [block for block in blocks for _ in range(2)]
             event = {

@@ -118,6 +118,22 @@ def test_devices_are_told_apart():
     assert not watch.is_due(100.0, 0.0)
 
 
+def test_room_that_came_just_before_a_write_is_told_by_the_next_one():
+    watch = RoomWatch(LIMITS)
+    first, second = DeviceSummary(id="1", health="failed"), DeviceSummary(id="2", health="failed")
+    freed = [DeviceSummary(id=name, total_bytes=100, used_bytes=0, health="ok") for name in "12"]
+    watch.observe([first, second], 0.0)
+    assert watch.observe([freed[0], second], 1.0)
+    assert not watch.observe([freed[0], second], 2.0)
+    assert watch.observe(freed, 2.5)
+    assert watch.is_due(3.0, 0.0)
+    watch.written(3.0)
+    assert not watch.is_due(62.0, 0.0)
+    assert watch.is_due(63.0, 0.0)
+    watch.written(63.0)
+    assert not watch.is_due(1000.0, 0.0)
+
+
 # -- Writing ---------------------------------------------------------------------------------
 
 
@@ -142,6 +158,7 @@ async def announcing(**limits):
                 devices=readings,
                 interval_seconds=0.01,
                 count=lambda outcome: outcomes.update([outcome]),
+                publish=lambda: outcomes.update(["published"]),
                 limits=WakingLimits(settle_seconds=0.0, jitter_seconds=0.0, **limits),
             )
             task = asyncio.create_task(announcer.run())
@@ -167,6 +184,7 @@ async def test_the_annotation_of_the_own_node_changes_and_nothing_else():
         assert (after["spec"], after["status"]) == (before["spec"], before["status"])
         assert after["metadata"]["labels"] == before["metadata"]["labels"]
         await eventually(lambda: outcomes["written"] == 1, what="it is counted")
+        assert outcomes["published"] == 1
 
 
 async def test_a_write_that_failed_is_counted_and_tried_again_later():

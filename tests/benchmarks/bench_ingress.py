@@ -77,11 +77,11 @@ class Service:
 
     def __init__(self, url: str, pid: int) -> None:
         self.url = url
-        self._pid = pid
+        self.pid = pid
 
     def cpu_seconds(self) -> float:
         """Return the processor time used so far."""
-        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

@@ -12,7 +12,6 @@ import time
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from nearkv.extender.__main__ import _spare_the_garbage_collector
 from nearkv.extender.app import TRANSPORT, build_app
 from nearkv.extender.model import Snapshot
 from nearkv.extender.settings import ExtenderSettings
@@ -20,6 +19,7 @@ from nearkv.extender.view.cluster import ViewStats
 from nearkv.logs import configure_logging
 from nearkv.serving import run, running
 from nearkv.settings import Address
+from nearkv.starting import spare_the_garbage_collector
 from tests.extender.snapshots import make_cluster
 
 _TIMINGS_PATH = "/bench/timings"
@@ -94,7 +94,7 @@ async def _serve(count: int) -> None:
     timings = Timings()
     app.middlewares.append(timings.measure)
     app.router.add_post(_TIMINGS_PATH, timings.take)
-    _spare_the_garbage_collector()
+    spare_the_garbage_collector()
     async with running(app, Address("127.0.0.1", 0), transport=app[TRANSPORT]) as address:
         sys.stdout.write(address.url + "\n")
         sys.stdout.flush()

@@ -91,6 +91,8 @@ RULES = [
     ("error", "extenders[0]", "never asks", entry(prioritizeVerb=DELETE, filterVerb=DELETE)),
     ("error", "extenders[0].urlPrefix", "every call fails", entry(urlPrefix="nearkv:9473/v1")),
     ("error", "extenders[0].urlPrefix", "every call fails", entry(urlPrefix=DELETE)),
+    ("error", "extenders[0].urlPrefix", "every call fails", entry(urlPrefix="https://[::1/v1")),
+    ("error", "extenders[0].urlPrefix", "every call fails", entry(urlPrefix="https://x:94730/v1")),
     ("error", "extenders[0].filterVerb", "404", entry(urlPrefix="https://x:1/")),
     ("error", "extenders[0].prioritizeVerb", "404", entry(prioritizeVerb="score")),
     ("warning", "extenders[0].urlPrefix", "without TLS", entry(urlPrefix="http://x:1/v1")),

@@ -121,6 +121,15 @@ def test_a_pod_dealt_out_in_a_burst_is_said_to_be():
     assert "other pods are on their way, so source was put ahead" in document["summary"]
 
 
+def test_of_equal_nodes_in_a_burst_the_one_put_ahead_is_named():
+    ledger = Ledger()
+    ledger.expect("other", ["source"], 0, 0.0)
+    document = explained(group=Group(), names=["source", "elsewhere"], ledger=ledger)
+    assert (document["flat"], document["dealt_to"]) == (True, "elsewhere")
+    assert "no say" not in document["summary"]
+    assert "so elsewhere was put ahead" in document["summary"]
+
+
 def test_an_uncapped_time_is_null_not_infinite():
     document = explained(config=DistanceConfig(recompute_cap=False))
     assert document["recompute_ms"] is None

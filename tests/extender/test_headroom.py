@@ -44,6 +44,7 @@ def test_devices_in_use_by_pods_are_counted_once():
 def test_expected_pods_take_room():
     assert ratio_of(Node(name="a"), taken=[2.0]) == 0.75
     assert ratio_of(Node(name="a"), taken=[9.0]) == 0.0
+    assert room_on(Node(name="a"), taken=[9.0]).free[0] == 0.0
 
 
 def test_less_than_the_pod_asks_for_is_worth_little():
@@ -87,6 +88,8 @@ class TestRejecting:
         [
             Node(name="a", free=(USED,) * 8, reported_at=-30.001),
             Node(name="a", free=(USED,) * 8, reported_at=NEVER),
+            Node(name="a", free=(USED,) * 8, from_status=True),
+            Node(name="a", ok=(0,) * 8, from_status=True),
             Node(name="a", free=(USED,) * 8, left_at=math.inf),
             Node(name="a", free=(USED,) * 8, left_at=-5.0),
             Node(name="a", devices=0, free=(USED,) * 8),
@@ -96,6 +99,8 @@ class TestRejecting:
         ids=[
             "aged",
             "never",
+            "foreign-by-status",
+            "failed-by-status",
             "terminating",
             "just-left",
             "claimed",

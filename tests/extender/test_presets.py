@@ -40,6 +40,11 @@ def test_a_clique_is_an_nvlink_partition_and_its_uuid_a_rack():
     assert rack.transform is Transform.BEFORE_LAST_DOT
 
 
+def test_hosts_without_nvlink_between_them_are_no_partition():
+    labels = {"nvidia.com/gpu.clique": "00000000-0000-0000-0000-000000000000.0"}
+    assert [level.value_of(labels) for level in PRESETS["nvlink"][:2]] == ["", ""]
+
+
 def test_a_value_without_a_dot_has_nothing_before_it():
     rack = PRESETS["nvlink"][1]
     assert rack.value_of({"nvidia.com/gpu.clique": "odd"}) == ""

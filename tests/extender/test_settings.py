@@ -70,6 +70,8 @@ def test_own_levels_take_the_place_of_the_preset():
         ({"headroom": {"fresh_intervals": 6}}, "fresh_intervals"),
         ({"score": {"highest": 101}}, "highest"),
         ({"kubernetes": {"silence_seconds": 60}}, "silence_seconds"),
+        ({"kubernetes": {"watch_seconds": 50}}, "silence_seconds"),
+        ({"agents": {"tls": {"cert": "/x"}}}, "tls.key"),
         ({"agents": {"template": "http://agents"}}, "host_ip"),
         ({"tls": {"cert": "/x"}}, "key"),
         ({"kubernetes": {"managed_resources": []}}, "managed_resources"),
@@ -95,7 +97,8 @@ def test_what_is_watched():
             "page_objects": 7,
             "publish_seconds": 0.5,
         },
-        agents={"selector": "app=agent", "port": 1234, "token": TOKEN, "wait_seconds": 9},
+        agents={"selector": "app=agent", "port": 1234, "token": TOKEN, "wait_seconds": 9}
+        | {"tls_name": "agents"},
     )
     config = view_config(found, distance_config(found.distance))
     assert config.nodes.resources == config.pods.resources == ("amd.com/gpu",)
@@ -103,7 +106,8 @@ def test_what_is_watched():
     assert config.watch.listing.page_objects == 7
     assert config.publish_seconds == 0.5
     assert (config.agents.selector, config.agents.port) == ("app=agent", 1234)
-    assert config.agents_token == TOKEN
+    assert config.agents_trust.token == TOKEN
+    assert config.agents_trust.tls_name == "agents"
     assert config.collect.wait_seconds == 9
     assert config.nodes.levels_of({"topology.kubernetes.io/zone": "z"})[1] == "z"
 

@@ -54,7 +54,11 @@ avg(nearkv_agent_kv_cache_used_ratio)
 nearkv_agent_kv_cache_used_ratio > 0.8
 
 # Requests refused per second: no engine has room, or too many requests in flight
-sum(rate(nearkv_ingress_requests_total{reason=~"no_kv_room|too_many_requests"}[5m]))
+sum(rate(nearkv_ingress_requests_total{reason=~"no_kv_room|queue_full|too_many_requests|tenant_.*"}[5m]))
+
+# Scale by this (docs/routing.md); engines with less than 10 % of their KV free
+avg by (model) (nearkv_ingress_saturation_ratio)
+max(nearkv_ingress_kv_alarm_engines{level="critical"})
 
 # Time to first byte, and time that routing adds, 99th percentiles
 histogram_quantile(0.99, sum by (le) (rate(nearkv_ingress_first_byte_seconds_bucket[5m])))
@@ -108,12 +112,16 @@ increase(nearkv_extender_certificate_loads_total{outcome="failed"}[1h]) > 0
 - `reason` of the ingress: as in the header `x-nearkv-reason`, see [http-api.md](http-api.md).
 - `rung`: the state that a decision stood on: `fresh`, `aged`, `ledger` (this replica's own
   requests in flight, nothing else), `round_robin` (nothing).
+- `level`: `warning` (less than 20 % of the KV free) or `critical` (less than 10 %).
+- `tenant`: its name in the file of tenants.
 - `source`: `render`, `tokenize`, `local`; `memo` (the prompt was seen before), `prefix` (only the
   end of the text had to be tokenized), `ids` (the client sent token ids), `failed`.
 - `cause` of a broken answer: `engine_died`, `client_gone`; `engine_timeout`, `client_stalled` (the
   engine sent nothing, or the client took nothing, for `deadlines.idle_seconds`).
 - `cause` of a broken agent stream: `disconnected`, `closed` (the agent ended it), `silent`,
   `refused` (an HTTP error status), `garbage`.
+- `outcome` of a wait for room: `admitted`, `timeout`, `full` (the waiting room was), `gone` (the
+  client); of a tenant's request: `admitted`, `tenant_requests`, `tenant_tokens`.
 - `outcome` of a parity check: `equal`, `different`; of a pull: `done`, `failed`, `cancelled`,
   `retried` (a first try, beside the outcome of the second); of a lookup: `found`, `nothing`; of a
   registration: `accepted`, `refused`.
@@ -127,6 +135,14 @@ increase(nearkv_extender_certificate_loads_total{outcome="failed"}[1h]) > 0
   engine did not close it in time; it does so by itself), `unknown`, `other`.
 - `kind` of a mover: `pull`, `serve`, `probe`; `cause` of its end: `idle`, `done`, `killed`,
   `overdue` (a pull outlived its deadline), `crashed`, `engine_gone`, `closed`.
+- `watch` of the agent: `pods`, `node`; `trouble`: why a request to the API server failed, such as
+  `unreachable`, `throttled` (429), `forbidden` (RBAC), `expired` (410: listed anew), `silent`.
+- `outcome` of a WorkerStatus write: `introduced` (made, or found to be there), `reported`,
+  `vanished` (it was gone, and is made anew), or the trouble.
+- `reason` of a snapshot: `first` (asked for), `cursor_unknown` (of an agent before its restart,
+  say), `fell_behind` (the consumer is too slow), `busy` (put off: too many are being read).
+- `outcome` of a load (warm-up): `loaded`, `resident` (held already), `cancelled`, `engine_gone`,
+  `refused` (an HTTP error status), `timeout`, `unreachable`, `unreadable`.
 - `verb` of the extender: `filter`, `prioritize`, `preempt`; `mode`: `names`, or `nodes` where the
   scheduler sends whole Node objects.
 - `reason` of a neutral answer: `not_ours` (the pod has no group label), `equal` (all nodes are
@@ -174,34 +190,50 @@ def _agent_series() -> list[Series]:
     from nearkv.agent.gpu.metrics import GpuCollector  # noqa: PLC0415 - see above
     from nearkv.agent.gpu.service import GpuService, plan_of  # noqa: PLC0415 - see above
     from nearkv.agent.gpu.settings import GpuSettings  # noqa: PLC0415 - see above
+    from nearkv.agent.kubernetes.joining import make_services  # noqa: PLC0415 - see above
+    from nearkv.agent.kubernetes.transfer_modes import TransferModes  # noqa: PLC0415 - see above
     from nearkv.agent.links.metrics import LinkCollector  # noqa: PLC0415 - see above
     from nearkv.agent.links.service import LinkService  # noqa: PLC0415 - see above
     from nearkv.agent.links.settings import LinkSettings  # noqa: PLC0415 - see above
-    from nearkv.agent.metrics import NodeCollector  # noqa: PLC0415 - see above
+    from nearkv.agent.metrics import (  # noqa: PLC0415 - see above
+        NodeCollector,
+        certificate_loads,
+    )
     from nearkv.agent.node_state import NodeState  # noqa: PLC0415 - see above
+    from nearkv.agent.settings import AgentSettings  # noqa: PLC0415 - see above
     from nearkv.agent.state_log import StateLog  # noqa: PLC0415 - see above
+    from nearkv.agent.summary import Hardware  # noqa: PLC0415 - see above
     from nearkv.agent.summary_metrics import SummaryMetrics  # noqa: PLC0415 - see above
     from nearkv.agent.transfer.metrics import (  # noqa: PLC0415 - see above
         TransferCollector,
         TransferGauges,
         TransferMetrics,
     )
+    from nearkv.agent.warming.calling import EngineCaller  # noqa: PLC0415 - see above
+    from nearkv.agent.warming.metrics import WarmCollector  # noqa: PLC0415 - see above
+    from nearkv.agent.warming.service import WarmService  # noqa: PLC0415 - see above
+    from nearkv.agent.warming.settings import WarmingSettings  # noqa: PLC0415 - see above
 
     log = StateLog(boot="none", node="none", version="none")
     registry = create_registry("agent")
-    registry.register(
-        NodeCollector(NodeState(log, boot="none", flush_seconds=0.0, now=lambda: 0.0))
-    )
+    state = NodeState(log, boot="none", flush_seconds=0.0, now=lambda: 0.0)
+    registry.register(NodeCollector(state))
+    certificate_loads(registry)
+    caller = EngineCaller(deadline_seconds=1.0, priority=0)
+    registry.register(WarmCollector(WarmService(state, caller, WarmingSettings())))
     SummaryMetrics(registry)
     TransferMetrics(registry)
     registry.register(TransferCollector(TransferGauges))
     registry.register(LinkCollector(LinkService(LinkSettings(), now=lambda: 0.0)))
     gpus = GpuSettings()
     registry.register(GpuCollector(GpuService(gpus, plan=plan_of(gpus))))
+    modes = TransferModes({})
+    make_services(registry, AgentSettings(), state, modes=modes, hardware=Hardware)
     return _series_of(registry)
 
 
 def _ingress_series() -> list[Series]:
+    from nearkv.ingress.capacity import capacity_gauges  # noqa: PLC0415 - see _agent_series
     from nearkv.ingress.fleet import Fleet  # noqa: PLC0415 - see _agent_series
     from nearkv.ingress.ledger import Ledger  # noqa: PLC0415 - see _agent_series
     from nearkv.ingress.metrics import (  # noqa: PLC0415 - see _agent_series
@@ -213,6 +245,7 @@ def _ingress_series() -> list[Series]:
     registry = create_registry("ingress")
     IngressMetrics(registry)
     registry.register(FleetCollector(Fleet(PrefixIndex()), Ledger()))
+    registry.register(capacity_gauges())
     return _series_of(registry)
 
 

@@ -112,7 +112,7 @@ def _load(source: str, fill: Callable[[Any], None]) -> Endpoint:
         return _endpoint(configuration)
     except ImportError as error:
         raise AccessError(
-            "the kubernetes package is missing: pip install 'nearkv[agent]'"
+            "the kubernetes package is missing: pip install 'nearkv[extender]' or 'nearkv[agent]'"
         ) from error
     except Exception as error:
         raise AccessError(f"cannot use {source}: {error}") from error

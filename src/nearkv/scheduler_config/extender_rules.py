@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from nearkv.scheduler_config.checking_shapes import REFUSES
 from nearkv.scheduler_config.durations import parse_go_duration
@@ -83,8 +83,8 @@ def check_entry(entry: Entry) -> Iterator[Finding]:
 
 
 def _check_url(entry: Entry) -> Iterator[Finding]:
-    url = urlsplit(entry.text("urlPrefix"))
-    if url.scheme not in {"http", "https"} or not url.netloc:
+    url = _split_url(entry.text("urlPrefix"))
+    if url is None:
         yield entry.finding(
             Severity.ERROR,
             "urlPrefix",
@@ -109,6 +109,16 @@ def _check_url(entry: Entry) -> Iterator[Finding]:
                 f"kube-scheduler posts to {prefix}/{verb}, which nearkv-extender answers with 404",
                 f"let urlPrefix end in /v1 and the verb be {key.removesuffix('Verb').lower()}",
             )
+
+
+def _split_url(text: str) -> SplitResult | None:
+    """Return the parts of an address that can be called, else ``None``."""
+    try:
+        url = urlsplit(text)
+        is_callable = url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
+    except ValueError:  # an open bracket, a port above 65535
+        return None
+    return url if is_callable else None
 
 
 def _check_tls(entry: Entry) -> Iterator[Finding]:

@@ -30,9 +30,7 @@ class StateTlsSettings(TlsSettings):
 class ClientTlsSettings(SettingsGroup):
     """Asking over TLS; renewed files are taken over with the next connection."""
 
-    ca: Path | None = Field(
-        None, description="CA (PEM) of those asked; default: the system's CAs."
-    )
+    ca: Path | None = Field(None, description="CA (PEM) of those asked; default: the system's CAs.")
     cert: Path | None = Field(None, description="Certificate chain (PEM) to show; goes with key.")
     key: Path | None = Field(
         None, validate_default=True, description="Its private key (PEM); goes with cert."

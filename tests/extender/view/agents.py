@@ -9,12 +9,13 @@ import msgspec
 from aiohttp import web
 
 from nearkv.node_summary import NodeSummary
-from nearkv.serving import running
+from nearkv.serving import Transport, running
 from nearkv.settings.address import Address
 from tests.extender.view.things import summary
 
 ANY_PORT = Address("127.0.0.1", 0)
 HUNDRED_MB = 100 << 20
+PLAIN = Transport()
 
 
 @dataclass
@@ -120,14 +121,14 @@ class Agents:
 
 
 @asynccontextmanager
-async def serving_agents() -> AsyncIterator[Agents]:
+async def serving_agents(transport: Transport = PLAIN) -> AsyncIterator[Agents]:
     """Serve agents for the length of a block."""
     agents = Agents()
     app = web.Application()
     app.router.add_get("/{node}/v1/summary", agents.answer)
     app.router.add_get("/v1/summary", agents.answer_at_root)
-    async with running(app, ANY_PORT) as address:
-        agents.base = address.url
+    async with running(app, ANY_PORT, transport=transport) as address:
+        agents.base = address.url if transport.tls is None else f"https://{address}"
         yield agents
         for agent in agents.by_node.values():
             agent.tell()

@@ -5,10 +5,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from nearkv.extender.view.collecting import AgentTarget, SummaryCollector
+from nearkv.certificates import (
+    CertificateFiles,
+    ClientCertificates,
+    ClientFiles,
+    load_context,
+)
+from nearkv.extender.view.collecting import AgentTarget, AgentTrust, SummaryCollector
 from nearkv.extender.view.polling import CollectLimits
 from nearkv.extender.view.state import ClusterState
-from tests.extender.view.agents import HUNDRED_MB, serving_agents
+from nearkv.serving import Transport
+from tests.extender.tls_files import HAS_OPENSSL, make_pair
+from tests.extender.view.agents import HUNDRED_MB, PLAIN, serving_agents
 from tests.extender.view.test_state import Told
 from tests.extender.view.things import LEVELS
 from tests.integration.stack import eventually
@@ -55,8 +63,8 @@ class Collecting:
 
 
 @asynccontextmanager
-async def collecting(**options):
-    async with serving_agents() as agents:
+async def collecting(transport=PLAIN, **options):
+    async with serving_agents(transport) as agents:
         made = Collecting(agents, **options)
         task = asyncio.create_task(made.collector.run())
         try:
@@ -79,15 +87,37 @@ async def test_a_report_is_fetched_and_the_next_is_waited_for():
         agent.change()
         await at_work.heard(seq=2)
         assert at_work.collector.failures == {}
+        assert "Connection" not in agent.headers[1]
 
 
 async def test_the_token_is_shown_to_agents():
-    async with collecting(token="s3cret") as (at_work, agents):  # noqa: S106 (no secret)
+    trust = AgentTrust(token="s3cret")  # noqa: S106 (no secret)
+    async with collecting(trust=trust) as (at_work, agents):
         agent = agents.add("n1")
         at_work.follow("n1")
         await at_work.heard()
         assert agent.headers[0]["Authorization"] == "Bearer s3cret"
         assert agent.headers[0]["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.skipif(not HAS_OPENSSL, reason="needs the openssl program")
+@pytest.mark.parametrize(
+    ("is_trusted", "tls_name", "is_heard"),
+    [(True, "", True), (False, "", False), (True, "elsewhere", False)],
+    ids=["its-ca", "another-ca", "another-name"],
+)
+async def test_agents_over_tls_are_known_by_their_ca_and_name(
+    tmp_path, is_trusted, tls_name, is_heard
+):
+    pair, other = make_pair(tmp_path, "agents"), make_pair(tmp_path, "other")
+    files = ClientFiles((pair if is_trusted else other).cert)
+    trust = AgentTrust(certificates=ClientCertificates(files), tls_name=tls_name)
+    serving = Transport(tls=load_context(CertificateFiles(pair.cert, pair.key)))
+    async with collecting(transport=serving, trust=trust) as (at_work, agents):
+        agents.add("n1")
+        at_work.follow("n1")
+        await (at_work.heard() if is_heard else at_work.failed("disconnected", times=2))
+        assert (at_work.report() is not None) == is_heard
 
 
 async def test_no_news_keeps_a_report_fresh():
@@ -288,6 +318,9 @@ async def test_more_agents_than_connections_take_turns():
         await eventually(all_heard, what="all are heard again")
         assert most <= 8
         assert at_work.collector.failures == {}
+        # Else each agent's connection would be kept until its next turn.
+        asked = [each for agent in agents.by_node.values() for each in agent.headers]
+        assert {each.get("Connection") for each in asked} == {"close"}
 
 
 @pytest.mark.slow

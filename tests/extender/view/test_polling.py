@@ -2,7 +2,7 @@
 
 import pytest
 
-from nearkv.extender.view.polling import CollectLimits, pause_after, plan_polls
+from nearkv.extender.view.polling import CollectLimits, pause_after, plan_polls, within_descriptors
 
 LIMITS = CollectLimits(wait_seconds=30.0, polls_per_second=100.0, max_connections=1000)
 
@@ -34,3 +34,15 @@ def test_pauses_grow_to_a_bound_that_grows_with_the_agents(agents, longest):
     assert pauses(agents)[:3] == [0.5, 1.0, 2.0]
     assert max(pauses(agents)) == pauses(agents)[-1] == longest
     assert pauses(agents, draw=0.0)[-1] == longest / 2
+
+
+@pytest.mark.parametrize("descriptors", [0, 64, 300, 1024, 4096, 1 << 20])
+def test_questions_leave_descriptors_to_others(descriptors):
+    found = within_descriptors(CollectLimits(), descriptors)
+    assert found.max_connections >= 1
+    assert found.fetching >= 1
+    assert found.max_connections + found.fetching <= max(descriptors - 256, 2)
+
+
+def test_many_descriptors_change_nothing():
+    assert within_descriptors(CollectLimits(), 1 << 20) == CollectLimits()

@@ -288,3 +288,18 @@ def test_of_several_objects_of_a_node_each_change_counts_at_once(state):
     state.sweep(10.0)
     assert state.publish(10.0).groups["g"].held_bytes.tolist() == [7.0]
     assert state.publish(10.0).reported_at.tolist() == [5.0]
+
+
+def test_an_old_worker_status_is_forgotten_and_not_taken_again(state):
+    state.nodes_listed([facts("n1")])
+    state.status_seen(status(devices=(device(),)), 0.0)
+    state.sweep(899.0)
+    assert state.publish(899.0).reported_at.tolist() == [0.0]
+    state.sweep(901.0)
+    forgotten = state.publish(901.0)
+    assert forgotten.reported_at.tolist() == [float("-inf")]
+    state.sweep(902.0)
+    assert state.publish(902.0) is forgotten
+    state.status_seen(status(devices=(device(),)), 950.0)
+    state.sweep(951.0)
+    assert state.publish(951.0).reported_at.tolist() == [950.0]

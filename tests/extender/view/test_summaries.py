@@ -26,6 +26,9 @@ def body(**fields):
     return msgspec.json.encode(summary(**fields))
 
 
+HEAD = b'{"node": "n1", "boot": "b", "seq": 1, "interval_seconds": 5, '
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -46,6 +49,8 @@ def body(**fields):
         body(groups=(group(held=-1),)),
         body(groups=(group("g" * 300),)),
         body(devices=(device(used_ratio=-1.0),)),
+        HEAD + b'"groups": [{"group": "g", "held_bytes": 1' + b"0" * 400 + b"}]}",
+        HEAD + b'"devices": [{"id": "d", "total_bytes": 1, "used_bytes": 1' + b"0" * 400 + b"}]}",
         body(paths=(path(""),)),
     ],
 )
@@ -86,6 +91,7 @@ def test_a_newer_schema_is_refused_and_unknown_fields_are_not():
         {"setup_seconds": -1.0},
         {"setup_seconds": 1e9},
         {"count": 0},
+        {"count": 10**400},
         {"age_seconds": -5.0},
     ],
 )

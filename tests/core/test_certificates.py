@@ -8,7 +8,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from nearkv.certificates import CertificateFiles, Certificates
+from nearkv.certificates import (
+    CertificateFiles,
+    Certificates,
+    ClientCertificates,
+    ClientFiles,
+)
 from nearkv.errors import CertificateError
 from nearkv.serving import Transport, running
 from nearkv.settings import Address
@@ -153,3 +158,39 @@ async def test_files_are_looked_at_again_and_again(tmp_path, pairs):
     pairs["new"].copy_to(served.cert, served.key)
     await eventually(lambda: served.counts["reloaded"], what="the new pair is taken over")
     watch.cancel()
+
+
+# -- Clients -----------------------------------------------------------------------------------
+
+
+def subject_trusted(context):
+    return {dict(pair[0] for pair in ca["subject"])["commonName"] for ca in context.get_ca_certs()}
+
+
+def test_a_client_takes_renewed_files_over_with_its_next_connection(tmp_path, pairs):
+    ca, key = tmp_path / "ca.crt", tmp_path / "ca.key"
+    pairs["old"].copy_to(ca, key)
+    certificates = ClientCertificates(ClientFiles(ca=ca, cert=ca, key=key))
+    first = certificates.context
+    assert subject_trusted(first) == {"old"}
+    assert certificates.context is first
+    pairs["new"].copy_to(ca, key)
+    assert subject_trusted(certificates.context) == {"new"}
+
+
+def test_a_client_keeps_its_files_while_new_ones_are_broken(tmp_path, pairs):
+    ca, key = tmp_path / "ca.crt", tmp_path / "ca.key"
+    pairs["old"].copy_to(ca, key)
+    certificates = ClientCertificates(ClientFiles(ca=ca))
+    first = certificates.context
+    ca.write_text("nonsense")
+    assert certificates.context is first
+    ca.unlink()
+    assert certificates.context is first
+    pairs["new"].copy_to(ca, key)
+    assert subject_trusted(certificates.context) == {"new"}
+
+
+def test_at_start_a_clients_file_that_is_missing_is_named(tmp_path):
+    with pytest.raises(CertificateError, match="nowhere: No such file"):
+        ClientCertificates(ClientFiles(ca=tmp_path / "nowhere"))

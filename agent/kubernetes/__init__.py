@@ -1,0 +1,1 @@
+"""Engines that run as pods of this node, and the own Node."""
