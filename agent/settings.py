@@ -292,8 +292,8 @@ class SummarySettings(SettingsGroup):
     drift_seconds: float = Field(
         30.0,
         gt=0,
-        description="Shortest time between two summaries that only tell of other costs; those "
-        "that tell of devices and engines come at once.",
+        description="Shortest time between two summaries that only tell of other costs, a third of "
+        "it where a path changed much; those that tell of devices and engines come at once.",
     )
     heartbeat_seconds: float = Field(300.0, gt=0, description="Longest time between two summaries.")
     max_waiting: int = Field(64, gt=0, description="Requests held back at once; 503 beyond.")

@@ -33,6 +33,9 @@ _DEVICE_TOLERANCE = 0.01
 _KV_TOLERANCE = 0.05
 _SPEED_TOLERANCE = 0.15
 _PATH_TOLERANCE = 0.2
+_TURN_RATIO = 1.5
+_TURNS_PER_DRIFT = 3
+"""A path that is another one now is told sooner: placement should follow within a minute."""
 _NOT_READ = EngineGauges(id="")
 _ANY_ENGINE = frozenset({"prefill", "decode", "both"})
 
@@ -221,6 +224,19 @@ def has_drifted(before: NodeSummary, now: NodeSummary) -> bool:
     return any(_path_drifted(known.get(path.source), path) for path in now.paths)
 
 
+def has_turned(before: NodeSummary, now: NodeSummary) -> bool:
+    """Tell whether a path that was known goes over something else, or much faster or slower."""
+    known = {path.source: path for path in before.paths}
+    return any(_path_turned(known.get(path.source), path) for path in now.paths)
+
+
+def _path_turned(old: PathSummary | None, new: PathSummary) -> bool:
+    if old is None:
+        return False
+    slower, faster = sorted((old.bytes_per_second, new.bytes_per_second))
+    return old.transport != new.transport or faster >= _TURN_RATIO * slower
+
+
 def _identity(group: GroupSummary) -> tuple[str, int, tuple[str, ...]]:
     return group.group, group.engines, group.roles
 
@@ -284,4 +300,7 @@ class SummarySequence:
     def _is_due(self, last: NodeSummary, summary: NodeSummary, quiet_seconds: float) -> bool:
         if is_urgent(last, summary) or quiet_seconds >= self._timing.heartbeat_seconds:
             return True
-        return quiet_seconds >= self._timing.drift_seconds and has_drifted(last, summary)
+        drift_seconds = self._timing.drift_seconds
+        if quiet_seconds >= drift_seconds / _TURNS_PER_DRIFT and has_turned(last, summary):
+            return True
+        return quiet_seconds >= drift_seconds and has_drifted(last, summary)

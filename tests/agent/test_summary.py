@@ -268,6 +268,18 @@ def test_the_number_grows_at_once_for_the_urgent_and_later_for_the_rest():
     assert sequence.seq == 4
 
 
+def test_a_path_that_is_another_one_now_is_told_sooner():
+    sequence = SummarySequence(SummaryTiming(drift_seconds=30.0, heartbeat_seconds=300.0))
+    assert sequence.offer(of_path(bytes_per_second=1e9), 0.0)
+    assert not sequence.offer(of_path(bytes_per_second=1.4e9), 29.0)
+    assert not sequence.offer(of_path(bytes_per_second=0.5e9), 9.0)
+    assert sequence.offer(of_path(bytes_per_second=0.5e9), 10.0)
+    assert not sequence.offer(of_path(bytes_per_second=0.9e9), 19.0)
+    assert sequence.offer(of_path(bytes_per_second=0.9e9), 20.0)
+    assert sequence.offer(of_path(bytes_per_second=0.9e9, transport="ucx"), 30.0)
+    assert not sequence.offer(of_path(bytes_per_second=1.2e9, transport="ucx"), 59.0)
+
+
 def test_noise_around_a_step_is_not_news_again_and_again():
     sequence = SummarySequence(SummaryTiming(drift_seconds=0.0, heartbeat_seconds=1e9))
     for second in range(600):

@@ -44,7 +44,6 @@ def agent_settings(host: str, folder: Path, engines: dict[str, EngineDouble]) ->
         "listen": f"{HOSTS[host]}:9470",
         "engines": configured,
         # By default 30 s: two paths to a node that change one after the other could take a minute.
-        "summary": {"drift_seconds": 10.0},
         "transfer": {
             "socket_dir": str(folder),
             "peer_listen": f"{HOSTS[host]}:9471",
