@@ -43,7 +43,6 @@ def agent_settings(host: str, folder: Path, engines: dict[str, EngineDouble]) ->
         "node": host,
         "listen": f"{HOSTS[host]}:9470",
         "engines": configured,
-        # By default 30 s: two paths to a node that change one after the other could take a minute.
         "transfer": {
             "socket_dir": str(folder),
             "peer_listen": f"{HOSTS[host]}:9471",
