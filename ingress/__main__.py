@@ -2,7 +2,7 @@
 
 import gc
 
-from nearkv.ingress.settings import IngressSettings
+from nearkv.ingress.settings import IngressSettings, Mode
 from nearkv.serving import serve
 from nearkv.starting import start
 
@@ -13,6 +13,11 @@ def main() -> None:
 
 
 async def _serve(settings: IngressSettings) -> None:
+    if settings.mode is Mode.SIDECAR:
+        from nearkv.ingress.sidecar.app import serve_sidecar  # noqa: PLC0415 - see below
+
+        await serve_sidecar(settings)
+        return
     # Here and not at the top: help and settings need none of the ingress's own libraries.
     from nearkv.ingress.app import (  # noqa: PLC0415 - see above
         KNOWLEDGE,

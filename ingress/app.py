@@ -9,15 +9,21 @@ from typing import Any
 import aiohttp
 import structlog
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
+from nearkv.certificates import ClientCertificates, ClientFiles
 from nearkv.health import Readiness, add_health_routes, create_registry
+from nearkv.ingress.admitting import Admission
 from nearkv.ingress.api import OwnApi
+from nearkv.ingress.capacity import CapacityCollector
+from nearkv.ingress.extproc.app import Shared, add_ext_proc
 from nearkv.ingress.fleet import Fleet
 from nearkv.ingress.following import AgentFollower, FollowLimits
 from nearkv.ingress.forwarding import Forwarder
 from nearkv.ingress.generating import GenerateHandler
 from nearkv.ingress.hints import PrefixHints
+from nearkv.ingress.key_file import KeyFile
 from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.lease_releasing import LeaseReleaser
 from nearkv.ingress.ledger import Ledger
@@ -25,12 +31,14 @@ from nearkv.ingress.metrics import FleetCollector, IngressMetrics
 from nearkv.ingress.parity import ParityCheck
 from nearkv.ingress.parity_watch import ParityWatch
 from nearkv.ingress.prefix_index import PrefixIndex
-from nearkv.ingress.settings import IngressSettings
+from nearkv.ingress.settings import IngressSettings, Mode, TenantSettings
 from nearkv.ingress.suspects import Suspects
+from nearkv.ingress.tenants import Tenants
 from nearkv.ingress.tokens.engine_tokenizer import EngineTokenizer
 from nearkv.ingress.tokens.local_tokenizer import LocalTokenizer
 from nearkv.ingress.tokens.service import TokenService
 from nearkv.ingress.two_legs import TwoLegs
+from nearkv.ingress.waiting_room import RoomLimits, WaitingRoom
 from nearkv.serving import InFlight, guard_with_token
 from nearkv.settings import secret_bytes
 from nearkv.supervising import supervised
@@ -49,27 +57,20 @@ log = structlog.get_logger(__name__)
 async def build_app(settings: IngressSettings) -> web.Application:
     """Build the ingress's application; agents are followed while it runs.
 
-    Raises ``IngressError`` when a local tokenizer cannot be loaded.
+    Raises ``IngressError`` when a local tokenizer cannot be loaded, ``TenantFileError`` when
+    the file of tenants cannot.
     """
     if not settings.agents and not settings.engines:
         log.warning("no_agents_and_no_engines_configured")
-    local = {
-        model: LocalTokenizer.load(Path(folder))
-        for model, folder in settings.tokenization.local.items()
-    }
+    local = _load_tokenizers(settings)
     session = _open_session(settings)
     knowledge = _gather_knowledge(settings, session, local)
     registry = create_registry("ingress")
     metrics = IngressMetrics(registry)
     registry.register(FleetCollector(knowledge.fleet, knowledge.ledger))
     readiness = Readiness(_CHECK_SYNC)
-    forwarder = Forwarder(session, settings.deadlines)
-    releaser = LeaseReleaser(
-        session,
-        token=_reveal(settings.agent_token),
-        deadline_seconds=settings.pd.release_seconds,
-        count=metrics.pd.releases.add,
-    )
+    forwarder = _open_forwarder(settings, session)
+    releaser = _open_releaser(settings, session, metrics)
     two_legs = TwoLegs(
         forwarder=forwarder,
         knowledge=knowledge,
@@ -79,8 +80,16 @@ async def build_app(settings: IngressSettings) -> web.Application:
         prefill_seconds=settings.pd.prefill_seconds,
         now=time.monotonic,
     )
+    key_file = _open_key_file(settings.tenants, metrics)
+    admission = _open_admission(settings, knowledge, metrics, registry, key_file)
     generate = GenerateHandler(
-        settings, knowledge, forwarder, metrics, two_legs=two_legs, now=time.monotonic
+        settings,
+        knowledge,
+        forwarder,
+        metrics,
+        two_legs=two_legs,
+        admission=admission,
+        now=time.monotonic,
     )
     app = web.Application(client_max_size=settings.limits.max_body_bytes)
     app[READINESS] = readiness
@@ -88,8 +97,82 @@ async def build_app(settings: IngressSettings) -> web.Application:
     add_health_routes(app, readiness, registry=registry)
     own = OwnApi(settings, knowledge, readiness, now=time.monotonic)
     _add_routes(app, own, generate, settings.admin_token)
+    if key_file is not None:
+        app.cleanup_ctx.append(_following(key_file, readiness))
     app.cleanup_ctx.append(_background(settings, knowledge, metrics, readiness, session, releaser))
+    if settings.mode is Mode.EXT_PROC:
+        shared = Shared(settings, knowledge, metrics, admission, registry, readiness)
+        add_ext_proc(app, shared)
     return app
+
+
+def _load_tokenizers(settings: IngressSettings) -> dict[str, LocalTokenizer]:
+    return {
+        model: LocalTokenizer.load(Path(folder))
+        for model, folder in settings.tokenization.local.items()
+    }
+
+
+def _open_forwarder(settings: IngressSettings, session: aiohttp.ClientSession) -> Forwarder:
+    return Forwarder(
+        session,
+        settings.deadlines,
+        own_key=_reveal(settings.engine_api_key),
+        keeps_keys=settings.tenants.file is not None,
+    )
+
+
+def _open_releaser(
+    settings: IngressSettings, session: aiohttp.ClientSession, metrics: IngressMetrics
+) -> LeaseReleaser:
+    return LeaseReleaser(
+        session,
+        token=_reveal(settings.agent_token),
+        deadline_seconds=settings.pd.release_seconds,
+        count=metrics.pd.releases.add,
+    )
+
+
+def _open_key_file(settings: TenantSettings, metrics: IngressMetrics) -> KeyFile | None:
+    """Read the tenants, where there are any; raises ``TenantFileError``."""
+    if settings.file is None:
+        return None
+    key_file = KeyFile(
+        settings.file,
+        Tenants(time.monotonic),
+        seconds=settings.reload_seconds,
+        count=metrics.admission.key_files.add,
+    )
+    key_file.load()
+    return key_file
+
+
+def _open_admission(
+    settings: IngressSettings,
+    knowledge: Knowledge,
+    metrics: IngressMetrics,
+    registry: CollectorRegistry,
+    key_file: KeyFile | None,
+) -> Admission:
+    limits = settings.admission
+    room = WaitingRoom(
+        RoomLimits(limits.max_waiting, limits.wait_seconds, settings.gate.retry_after_seconds)
+    )
+    registry.register(CapacityCollector(settings, knowledge, room, time.monotonic))
+    return Admission(
+        room,
+        metrics.admission,
+        None if key_file is None else key_file.tenants,
+        waits=limits.wait_seconds > 0,
+    )
+
+
+def _following(key_file: KeyFile, readiness: Readiness) -> Any:  # noqa: ANN401 (as below)
+    async def run(_app: web.Application) -> AsyncIterator[None]:
+        async with supervised([key_file.follow()], readiness, check="tenants"):
+            yield
+
+    return run
 
 
 def _add_routes(
@@ -161,6 +244,8 @@ def _background(
 ) -> Any:  # noqa: ANN401 (aiohttp's cleanup context type is private)
     async def run(_app: web.Application) -> AsyncIterator[None]:
         token = _reveal(settings.agent_token)
+        tls = settings.agent_tls
+        certificates = ClientCertificates(ClientFiles(tls.ca, tls.cert, tls.key))
         followers = [
             AgentFollower(
                 url,
@@ -170,6 +255,7 @@ def _background(
                 count_error=metrics.stream_errors.add,
                 limits=FollowLimits(
                     token=token,
+                    certificates=certificates,
                     connect_seconds=settings.deadlines.connect_seconds,
                     silence_seconds=settings.deadlines.agent_silence_seconds,
                 ),

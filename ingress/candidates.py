@@ -11,16 +11,21 @@ from nearkv.ingress.ledger import EngineLoad, Ledger
 from nearkv.ingress.parity import ParityCheck
 from nearkv.ingress.routing import Candidate
 from nearkv.ingress.suspects import Suspects
-from nearkv.state.model import EngineState
+from nearkv.state.model import EngineGauges, EngineInfo, EngineState
 
 
 class PromptView(msgspec.Struct, frozen=True):
-    """What one request's prompt means to the fleet: blocks matched per engine, and a hint."""
+    """What one request's prompt means to the fleet: blocks matched per engine, and a hint.
+
+    ``faster`` says how many of the blocks are on the device, and on device or host, for
+    engines that have more tiers than the device.
+    """
 
     token_count: int
     depths: Mapping[str, int]
     hint: PrefixHint | None = None
     tried: Collection[str] = ()
+    faster: Mapping[str, tuple[int, int]] = {}
 
 
 class CandidateBuilder:
@@ -42,28 +47,42 @@ class CandidateBuilder:
 
     def _candidate(self, view: EngineView, prompt: PromptView, now: float) -> Candidate:
         info = view.info
+        engine, incarnation = info.id, info.incarnation
         age_seconds = view.age_seconds(now)
         freshness = self._limits.classify(age_seconds)
-        in_flight = self._ledger.at(info.id, info.incarnation)
-        depth = prompt.depths.get(info.id, 0)
+        in_flight = self._ledger.at(engine, incarnation)
+        cached = host = disk = 0
+        depth = prompt.depths.get(engine, 0)
+        if depth:
+            cached = cached_tokens(info.block_size, depth, prompt.token_count)
+            if engine in prompt.faster:
+                host, disk = _slower_tokens(cached, info.block_size or 0, prompt.faster[engine])
+        queue = total_bytes = free_ratio = free_tokens = None
         gauges = view.gauges
-        queue = None
-        if gauges is not None and gauges.requests_running is not None:
-            queue = gauges.requests_running + (gauges.requests_waiting or 0)
+        if gauges is not None:
+            if gauges.requests_running is not None:
+                queue = gauges.requests_running + (gauges.requests_waiting or 0)
+            total_bytes = gauges.kv_total_bytes
+            free_ratio = _free_ratio(gauges, in_flight)
+            if free_ratio is not None and gauges.kv_total_tokens:
+                free_tokens = int(free_ratio * gauges.kv_total_tokens)
+        hint = prompt.hint
         return Candidate(
-            engine=info.id,
-            role=info.role,
-            freshness=freshness,
-            decay=1.0 if freshness is Freshness.FRESH else self._decay(age_seconds),
-            trust=self._parity.trust_ratio(info.id, info.incarnation),
-            cached_tokens=cached_tokens(info.block_size, depth, prompt.token_count),
-            free_ratio=_free_ratio(view, in_flight),
-            total_bytes=None if gauges is None else gauges.kv_total_bytes,
-            queue=queue,
-            in_flight=in_flight.requests,
-            hinted=prompt.hint is not None
-            and (prompt.hint.engine, prompt.hint.incarnation) == (info.id, info.incarnation),
-            avoid=self._why_avoid(view, now),
+            engine,
+            info.role,
+            freshness,
+            1.0 if freshness is Freshness.FRESH else self._decay(age_seconds),
+            self._parity.trust_ratio(engine, incarnation),
+            cached,
+            free_ratio,
+            total_bytes,
+            queue,
+            in_flight.requests,
+            hint is not None and hint.engine == engine and hint.incarnation == incarnation,
+            self._why_avoid(info, now),
+            host,
+            disk,
+            free_tokens,
         )
 
     def _decay(self, age_seconds: float | None) -> float:
@@ -75,8 +94,7 @@ class CandidateBuilder:
             return 1.0
         return max(0.0, (aged - age_seconds) / (aged - fresh))
 
-    def _why_avoid(self, view: EngineView, now: float) -> str:
-        info = view.info
+    def _why_avoid(self, info: EngineInfo, now: float) -> str:
         if info.state is not EngineState.READY:
             return info.state.value
         if self._suspects.is_suspect(info.id, info.incarnation, now):
@@ -95,16 +113,21 @@ def cached_tokens(block_size: int | None, depth: int, token_count: int) -> int:
     return min(depth, max(0, token_count - 1) // block_size) * block_size
 
 
-def _free_ratio(view: EngineView, in_flight: EngineLoad) -> float | None:
+def _slower_tokens(cached: int, block_size: int, faster: tuple[int, int]) -> tuple[int, int]:
+    """Return how many of the cached tokens are on the host, and on disk."""
+    on_device, on_host = (min(cached, blocks * block_size) for blocks in faster)
+    return on_host - on_device, cached - on_host
+
+
+def _free_ratio(gauges: EngineGauges, in_flight: EngineLoad) -> float | None:
     """Return the share of KV free for new requests.
 
     The engine's reading may be older than our last dispatches, so the larger of the two
     counts of use is taken. Whatever an agent sends, the result is within 0..1.
     """
-    gauges = view.gauges
-    if gauges is None or gauges.kv_used_ratio is None:
-        return None
     used = gauges.kv_used_ratio
-    if gauges.kv_total_tokens:
+    if used is None:
+        return None
+    if gauges.kv_total_tokens and in_flight.tokens:
         used = max(used, in_flight.tokens / gauges.kv_total_tokens)
     return max(0.0, min(1.0, 1.0 - used))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from nearkv.ingress.quoting import Quote
 from nearkv.ingress.routing import Candidate, Decision
 
 
@@ -26,7 +27,9 @@ class SplitRecord(msgspec.Struct, frozen=True, kw_only=True):
 class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One decision with its inputs; ``candidates`` are as the policy saw them.
 
-    ``split`` is there only where the request could have been split.
+    ``split`` is there only where the request could have been split; ``quotes``, each engine's
+    terms of the cost in milliseconds, and ``first_token_ms``, the predicted time to the first
+    token where one engine serves alone, only under policy ``cost``.
     """
 
     request_id: str
@@ -42,6 +45,9 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     tokens_from: str
     candidates: Sequence[Candidate]
     split: SplitRecord | None = None
+    priority: int = 0
+    quotes: Sequence[Quote] = ()
+    first_token_ms: float | None = None
 
 
 def predicted_tokens(candidates: Sequence[Candidate], decision: Decision) -> int:

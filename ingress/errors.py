@@ -4,9 +4,12 @@ IngressError                500
 ├── RequestError            400  the request cannot be served as it is
 │   ├── UnknownModelError   404
 │   ├── BodyTooLargeError   413
-│   └── BodyTimeoutError    408
+│   ├── BodyTimeoutError    408
+│   └── KeyRefusedError     401  no API key, or one that nobody has
 ├── NoRoomError             429  no engine may take the request now; with Retry-After
-│   └── TooManyRequestsError     this replica serves as many requests as it may
+│   ├── TooManyRequestsError     this replica serves as many requests as it may
+│   ├── QueueFullError           as many requests wait for room as may
+│   └── TenantLimitError         the tenant's own limit
 ├── NoEngineError           503  no engine is known
 ├── EngineFailedError       502  the engines tried failed before the first byte
 ├── EngineTimeoutError      504  an engine kept silent past a deadline
@@ -60,6 +63,14 @@ class BodyTimeoutError(RequestError):
     reason = "body_timeout"
 
 
+class KeyRefusedError(RequestError):
+    """The request has no API key, or one that no tenant has."""
+
+    status = 401
+    kind = "AuthenticationError"
+    reason = "bad_key"
+
+
 class NoRoomError(IngressError):
     """Every engine that could serve is below its free-KV threshold."""
 
@@ -76,6 +87,24 @@ class TooManyRequestsError(NoRoomError):
     """This replica serves as many requests as it may."""
 
     reason = "too_many_requests"
+
+
+class QueueFullError(NoRoomError):
+    """No engine has room, and as many requests wait as may."""
+
+    reason = "queue_full"
+
+
+class TenantLimitError(NoRoomError):
+    """A tenant asks for more than its limit; ``what`` is requests or tokens."""
+
+    def __init__(self, tenant: str, *, what: str, retry_after_seconds: int) -> None:
+        super().__init__(
+            f"tenant {tenant} is over its limit of {what} per second",
+            retry_after_seconds=retry_after_seconds,
+        )
+        self.tenant = tenant
+        self.reason = f"tenant_{what}"
 
 
 class NoEngineError(IngressError):

@@ -16,6 +16,7 @@ from nearkv.block_keys import unpack_keys
 from nearkv.errors import NearkvError
 from nearkv.ingress.prefix_index import PrefixIndex
 from nearkv.state.model import (
+    TIER_DEVICE,
     BlockChange,
     Blocks,
     Cursor,
@@ -31,6 +32,7 @@ from nearkv.state.model import (
 )
 
 _ANY_MODEL = "*"
+_DEVICE, _HOST, _DISK = range(3)
 
 
 class StreamProtocolError(NearkvError):
@@ -46,6 +48,8 @@ class EngineView:
     gauges: EngineGauges | None = None
     gauges_at: float | None = None
     slots: dict[str, int] = field(default_factory=dict)
+    ladder: tuple[tuple[int, int], ...] = ()
+    """Slots that stand for a tier and all faster ones, by tier rank; empty: device alone."""
 
     def age_seconds(self, now: float) -> float | None:
         """Return the age of the last reading; ``None`` when there was none."""
@@ -93,6 +97,7 @@ class Fleet:
         self._engine_of_slot: dict[int, str] = {}
         self._serving: dict[str, list[EngineView]] | None = None
         self._traits: dict[str | None, ModelTraits] = {}
+        self._laddered: set[str] = set()
 
     def add_agent(self, url: str) -> AgentView:
         """Start knowing an agent."""
@@ -160,6 +165,23 @@ class Fleet:
             for slot, depth in self.index.match(keys).items()
             if slot in owners  # a tier's own slot is folded into its engine's
         }
+
+    def match_tiers(self, keys: Sequence[int]) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
+        """Return what :meth:`match` does, and how much of it lies on faster tiers.
+
+        The latter is (leading blocks on the device, leading blocks on device or host), for
+        engines that keep blocks elsewhere than on the device.
+        """
+        if not self._laddered:
+            return self.match(keys), {}
+        found = self.index.match(keys)
+        owners = self._engine_of_slot
+        depths = {owners[slot]: depth for slot, depth in found.items() if slot in owners}
+        faster = {
+            engine: _faster_depths(self.engines[engine].ladder, found)
+            for engine in self._laddered & depths.keys()
+        }
+        return depths, faster
 
     # -- Frames ------------------------------------------------------------------------
 
@@ -283,7 +305,9 @@ class Fleet:
         slots = view.slots
         view.slots = {}
         for tier, slot in slots.items():
-            self._adopt_slot(view, tier, slot)
+            view.slots[tier] = slot
+            self.index.activate(slot)
+        self._arrange(view)
 
     def _drop_engine(self, engine: str, agent: str | None = None) -> None:
         view = self.engines.get(engine)
@@ -315,24 +339,71 @@ class Fleet:
     def _slot(self, view: EngineView, tier: str) -> int:
         slot = view.slots.get(tier)
         if slot is None:
-            slot = self.index.open_slot()
-            self._adopt_slot(view, tier, slot)
+            slot = view.slots[tier] = self.index.open_slot()
+            self.index.activate(slot)
+            self._arrange(view)
         return slot
 
-    def _adopt_slot(self, view: EngineView, tier: str, slot: int) -> None:
-        """Activate a slot; the first of an engine is its primary one, whatever its tier."""
-        if view.slots:
-            self.index.link_tier(next(iter(view.slots.values())), slot)
-        else:
-            self._engine_of_slot[slot] = view.info.id
-        view.slots[tier] = slot
-        self.index.activate(slot)
+    def _arrange(self, view: EngineView) -> None:
+        """Say which slot stands for the engine: that of its only tier, or one over all tiers.
+
+        With several tiers there is one such slot for each, over itself and the faster ones,
+        so that a match tells how much of a prefix is how near.
+        """
+        self._take_down(view)
+        ranks = sorted({_rank(tier) for tier in view.slots})
+        if not ranks:
+            return
+        ladder = tuple((rank, self._slot_over(view, rank)) for rank in ranks)
+        self._engine_of_slot[ladder[-1][1]] = view.info.id
+        if ranks != [_DEVICE]:
+            self._laddered.add(view.info.id)
+        view.ladder = ladder
+
+    def _slot_over(self, view: EngineView, rank: int) -> int:
+        """Return a slot that holds what all tiers up to a rank hold."""
+        slots = [slot for tier, slot in view.slots.items() if _rank(tier) <= rank]
+        if len(slots) == 1:
+            return slots[0]
+        over = self.index.open_slot()
+        for slot in slots:
+            self.index.link_tier(over, slot)
+        self.index.activate(over)
+        return over
+
+    def _take_down(self, view: EngineView) -> None:
+        own = set(view.slots.values())
+        for _, slot in view.ladder:
+            self._engine_of_slot.pop(slot, None)
+            if slot not in own:
+                self.index.close_slot(slot)
+        view.ladder = ()
+        self._laddered.discard(view.info.id)
 
     def _close_slots(self, view: EngineView) -> None:
+        self._take_down(view)
         for slot in view.slots.values():
             self.index.close_slot(slot)
-            self._engine_of_slot.pop(slot, None)
         view.slots.clear()
+
+
+def _rank(tier: str) -> int:
+    """Return how near a tier is; engines name them differently (docs/engines.md)."""
+    if tier == TIER_DEVICE:
+        return _DEVICE
+    return _HOST if tier.startswith("CPU") else _DISK
+
+
+def _faster_depths(ladder: Iterable[tuple[int, int]], found: Mapping[int, int]) -> tuple[int, int]:
+    """Return the leading blocks on the device, and on device or host."""
+    on_device = on_host = 0
+    for rank, slot in ladder:
+        depth = found.get(slot, 0)
+        if rank == _DEVICE:
+            on_device = depth
+        if rank <= _HOST:
+            on_host = depth
+    return on_device, on_host
 
 
 def _keys(packed: bytes) -> tuple[int, ...]:

@@ -104,10 +104,23 @@ class RetryableFailureError(Exception):
 
 
 class Forwarder:
-    """Sends requests to engines over one connection pool."""
+    """Sends requests to engines over one connection pool.
 
-    def __init__(self, session: aiohttp.ClientSession, deadlines: DeadlineSettings) -> None:
+    With ``keeps_keys`` clients' API keys are the ingress's to check, so engines do not see
+    them, but ``own_key``, if there is one.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        deadlines: DeadlineSettings,
+        *,
+        own_key: str | None = None,
+        keeps_keys: bool = False,
+    ) -> None:
         self._session = session
+        self._own_key = own_key
+        self._keeps_keys = keeps_keys
         self._deadlines = deadlines
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=deadlines.connect_seconds)
         self._urls: dict[tuple[str, str], URL] = {}
@@ -120,7 +133,7 @@ class Forwarder:
         Raises :class:`RetryableFailureError`, or :class:`EngineTimeoutError` when the engine
         took the request and kept silent (trying again would double the work).
         """
-        headers = forwarded_headers(request.headers.items(), request_id, target.dp_rank)
+        headers = self._headers(request, request_id, target)
         url = self._url_of(target.url, _path_of(request))
         seconds = self._deadlines.first_byte_seconds
         try:
@@ -158,7 +171,7 @@ class Forwarder:
         Raises ``TimeoutError``, ``aiohttp.ClientError`` (``AnswerTooLargeError`` among them)
         and ``OSError``.
         """
-        headers = forwarded_headers(request.headers.items(), request_id, target.dp_rank)
+        headers = self._headers(request, request_id, target)
         headers.popall(hdrs.ACCEPT_ENCODING, None)
         url = self._url_of(target.url, _path_of(request))
         async with asyncio.timeout(deadline_seconds):
@@ -175,6 +188,15 @@ class Forwarder:
             finally:
                 # A connection that was read to its end is already back in the pool.
                 response.close()
+
+    def _headers(self, request: web.Request, request_id: str, target: Target) -> CIMultiDict[str]:
+        headers = forwarded_headers(request.headers.items(), request_id, target.dp_rank)
+        if self._keeps_keys:
+            headers.popall(hdrs.AUTHORIZATION, None)
+            headers.popall("X-Api-Key", None)
+            if self._own_key is not None:
+                headers[hdrs.AUTHORIZATION] = f"Bearer {self._own_key}"
+        return headers
 
     def _url_of(self, base: str, path: str) -> URL:
         """Return an engine's URL for a request's path, parsed once."""

@@ -12,10 +12,12 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import structlog
 from aiohttp import web
 
+from nearkv.ingress.admitting import Admission
 from nearkv.ingress.answers import (
     ENGINE_HEADER,
     PREDICTED_HEADER,
@@ -24,8 +26,8 @@ from nearkv.ingress.answers import (
     REQUEST_ID_HEADER,
     error_response,
 )
-from nearkv.ingress.candidates import CandidateBuilder, PromptView
-from nearkv.ingress.decisions import DecisionRecord, predicted_tokens
+from nearkv.ingress.cost_planning import Expected
+from nearkv.ingress.deciding import Decided, Decider
 from nearkv.ingress.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
@@ -44,7 +46,7 @@ from nearkv.ingress.keying import Job, KeyFinder
 from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.metrics import IngressMetrics
 from nearkv.ingress.parity_watch import ParityWatch
-from nearkv.ingress.planning import Plan, Planner
+from nearkv.ingress.planning import Plan
 from nearkv.ingress.requests import (
     GenerateRequest,
     PromptKind,
@@ -52,7 +54,6 @@ from nearkv.ingress.requests import (
     parse_completion,
     parse_other,
 )
-from nearkv.ingress.routing import Gate
 from nearkv.ingress.settings import IngressSettings
 from nearkv.ingress.two_legs import PrefillFailedError, TwoLegs
 
@@ -82,7 +83,7 @@ class _Serving:
 class GenerateHandler:
     """Handles every ``/v1/*`` request that an engine has to answer."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its collaborators
         self,
         settings: IngressSettings,
         knowledge: Knowledge,
@@ -90,28 +91,20 @@ class GenerateHandler:
         metrics: IngressMetrics,
         *,
         two_legs: TwoLegs,
+        admission: Admission,
         now: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._know = knowledge
         self._forwarder = forwarder
         self._metrics = metrics
-        self._candidates = CandidateBuilder(
-            knowledge.ledger, knowledge.parity, knowledge.suspects, settings.freshness.limits
-        )
-        self._log = log.bind()  # a bound logger skips the module's lazy proxy at each event
+        self._admission = admission
+        self._decider = Decider(settings, knowledge, metrics, now)
         self._keys = KeyFinder(knowledge, metrics, settings.policy, now)
         self._in_flight = knowledge.in_flight
         self._now = now
         self._two_legs = two_legs
         self._parity = ParityWatch(knowledge.parity, metrics)
-        self._planner = Planner(
-            settings.pd,
-            knowledge,
-            policy=settings.policy,
-            gate=Gate(settings.gate.min_free_bytes, settings.gate.min_free_ratio),
-        )
-        self._turn = 0
         self._request_prefix = secrets.token_hex(5)
         self._request_numbers = itertools.count(1)
 
@@ -125,6 +118,8 @@ class GenerateHandler:
         try:
             job = await self._accept(request, request_id, arrived_at)
             await self._keys.find(job)
+            if job.tenant is not None and job.prompt is not None:
+                self._admission.charge(job.tenant, job.prompt.token_count)
             return await self._serve(job)
         except IngressError as error:
             log.info(
@@ -158,6 +153,7 @@ class GenerateHandler:
         if ".." in request.path and ".." in request.path.split("/"):
             # Whoever resolves that behind us must not be led out of /v1 to an engine's own paths.
             raise RequestError("the path must not contain ..")
+        tenant, priority = self._admission.admit(request.headers)
         body = await self._read_body(request)
         parsed = _parse(request, body)
         prefix_ids = _prefix_ids(request)
@@ -171,6 +167,8 @@ class GenerateHandler:
             views=self._views_for(parsed.model),
             prefix_ids=prefix_ids,
             hint=self._recall_hint(prefix_ids) if prefix_ids else None,
+            priority=priority,
+            tenant=tenant,
         )
 
     def _recall_hint(self, prefix_ids: Sequence[str]) -> PrefixHint | None:
@@ -226,18 +224,19 @@ class GenerateHandler:
         attempt = 0
         while attempt <= self._settings.retries:
             try:
-                plan, view, predicted = self._decide(job, attempt)
+                decided = await self._decide(job, attempt, failure)
             except NoRoomError:
                 if failure is None:
                     raise
                 break  # an engine's own error says more than the others' lack of room
+            view = decided.view
             if view is None:
                 break
             if attempt:
                 self._metrics.retries.add()
                 _discard(failure)
             try:
-                return await self._dispatch(job, plan, view, predicted)
+                return await self._dispatch(job, decided.plan, view, decided.predicted)
             except PrefillFailedError as error:
                 self._note_failed_prefill(job, error)
             except RetryableFailureError as error:
@@ -259,51 +258,18 @@ class GenerateHandler:
             "prefill_failed", request_id=job.request_id, engine=error.source, error=str(error)
         )
 
-    def _decide(self, job: Job, attempt: int) -> tuple[Plan, EngineView | None, int]:
-        prompt = job.prompt
-        keys: Sequence[int] = ()
-        if prompt is not None:
-            keys = prompt.keys
-        elif job.hint is not None:
-            keys = job.hint.keys
-        depths = self._know.fleet.match(keys) if keys else {}
-        token_count = prompt.token_count if prompt is not None else _HINTED_TOKENS
-        candidates = self._candidates.build(
-            job.views, PromptView(token_count, depths, job.hint, job.tried), self._now()
-        )
-        plan = self._planner.plan(job, candidates, turn=self._next_turn(), may_split=attempt == 0)
-        decision = plan.decision
-        predicted = predicted_tokens(candidates, decision)
-        record = DecisionRecord(
-            request_id=job.request_id,
-            path=job.path,
-            model=job.parsed.model or "",
-            policy=self._settings.policy.value,
-            engine=decision.engine,
-            reason=decision.reason,
-            rung=decision.rung.value,
-            attempt=attempt,
-            prompt_tokens=prompt.token_count if prompt is not None else None,
-            predicted_cached_tokens=plan.split.target_tokens if plan.split else predicted,
-            tokens_from=prompt.source if prompt is not None else "none",
-            candidates=candidates,
-            split=plan.record,
-        )
-        self._log.info("decision", decision=record)
-        self._metrics.decisions.add(record.policy, record.reason, record.rung)
-        if plan.record is not None:
-            self._metrics.pd.decisions.add(plan.record.outcome, plan.record.why)
-        if decision.reason == "no_kv_room":
-            raise NoRoomError(
-                "every engine is below its free KV cache threshold; try again, or scale up",
-                retry_after_seconds=self._settings.gate.retry_after_seconds,
-            )
-        view = next((v for v in job.views if v.info.id == decision.engine), None)
-        return plan, view, predicted
-
-    def _next_turn(self) -> int:
-        self._turn += 1
-        return self._turn
+    async def _decide(
+        self, job: Job, attempt: int, failure: RetryableFailureError | None
+    ) -> Decided:
+        """Decide at once, or, where there is no room and nothing failed yet, in turn."""
+        admission, model = self._admission, job.parsed.model or ""
+        if failure is not None or not admission.must_queue(model, job.priority):
+            try:
+                return self._decider.decide(job, attempt)
+            except NoRoomError:
+                if failure is not None or not admission.may_wait:
+                    raise
+        return await admission.wait(model, job.priority, lambda: self._decider.decide(job, attempt))
 
     async def _dispatch(
         self, job: Job, plan: Plan, view: EngineView, predicted: int
@@ -319,6 +285,7 @@ class GenerateHandler:
             return await self._relay(job, serving, opened)
         finally:
             self._know.ledger.close(entry)
+            self._admission.wake()
 
     async def _open(
         self, job: Job, plan: Plan, view: EngineView, predicted: int
@@ -339,12 +306,26 @@ class GenerateHandler:
         info = view.info
         serving = _Serving(view, plan.decision.reason, predicted, predicted)
         target = Target(info.id, info.url, info.dp_rank)
-        if not plan.computing_tokens:
+        missing = plan.computing_tokens
+        if not missing:
             opened = await self._forwarder.open(job.web_request, job.body, target, job.request_id)
             return opened, serving
-        with self._know.computing.counting(info.id, info.incarnation, plan.computing_tokens):
+        know, engine, incarnation = self._know, info.id, info.incarnation
+        know.placements.note(engine, incarnation, missing)
+        streams = job.parsed.stream
+        sent_at = time.perf_counter()
+        with know.computing.counting(engine, incarnation, missing, tells=streams):
             opened = await self._forwarder.open(job.web_request, job.body, target, job.request_id)
+        expected = plan.expected if streams and job.prompt is not None else None
+        if expected is not None and opened.response.status == HTTPStatus.OK:
+            self._compare_times(engine, expected, time.perf_counter() - sent_at)
         return opened, serving
+
+    def _compare_times(self, engine: str, expected: Expected, seconds: float) -> None:
+        """Learn from the time to the first token, and tell how well it was predicted."""
+        self._metrics.first_token_ratio.observe(expected.first_token_ms / 1000 / seconds)
+        if expected.undisturbed:
+            self._know.fits.observe(engine, expected.missing_tokens, seconds)
 
     async def _relay(self, job: Job, serving: _Serving, opened: Opened) -> web.StreamResponse:
         headers = {
@@ -416,10 +397,6 @@ class GenerateHandler:
         info = serving.view.info
         for prefix_id in job.prefix_ids:
             self._know.hints.learn(prefix_id, PrefixHint(keys, info.id, info.incarnation))
-
-
-_HINTED_TOKENS = 1 << 31
-"""Stands for the unknown length of a prompt routed by a hint's keys: all of them may match."""
 
 
 def _prefix_ids(request: web.Request) -> tuple[str, ...]:

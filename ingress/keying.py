@@ -15,6 +15,7 @@ from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.metrics import IngressMetrics
 from nearkv.ingress.requests import GenerateRequest, PromptKind
 from nearkv.ingress.routing import Policy
+from nearkv.ingress.tenants import Tenant
 from nearkv.ingress.tokens.engine_tokenizer import EngineRef
 from nearkv.ingress.tokens.memo import PromptKeys
 from nearkv.ingress.tokens.service import KeyScope
@@ -22,6 +23,7 @@ from nearkv.state.model import EngineState
 
 _SPEAKERS = 2
 _ROOTS_KEPT = 1024
+_LOOKING_AT_PREFIXES = (Policy.COST, Policy.PREFIX_FIRST)
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +46,8 @@ class Job:
     prompt: PromptKeys | None = None
     prefix_ids: tuple[str, ...] = ()
     hint: PrefixHint | None = None
+    priority: int = 0
+    tenant: Tenant | None = None
     tried: set[str] = field(default_factory=set)
     fields: dict[str, msgspec.Raw] | None = None
     pairs_left: int = 2
@@ -72,7 +76,7 @@ class KeyFinder:
         Policies that do not look at prefixes need none. An engine that cannot be connected
         to was not asked, so another one is.
         """
-        if job.parsed.kind is PromptKind.NONE or self._policy is not Policy.PREFIX_FIRST:
+        if job.parsed.kind is PromptKind.NONE or self._policy not in _LOOKING_AT_PREFIXES:
             return
         job.prompt = self._recall(job)
         for _ in range(_SPEAKERS):

@@ -1,12 +1,16 @@
 """What a replica knows, shared by all its requests."""
 
+import time
 from dataclasses import dataclass, field
 
 from nearkv.block_keys import KeyNamespace, root_key
+from nearkv.ingress.backlog import Backlog
 from nearkv.ingress.fleet import Fleet
 from nearkv.ingress.hints import PrefixHints
 from nearkv.ingress.ledger import Ledger, TokenTally
 from nearkv.ingress.parity import ParityCheck
+from nearkv.ingress.placements import Placements
+from nearkv.ingress.prefill_fit import PrefillFits
 from nearkv.ingress.suspects import Suspects
 from nearkv.ingress.tokens.service import TokenService
 from nearkv.serving import InFlight
@@ -25,9 +29,10 @@ class Totals:
 class Knowledge:
     """Collaborators that requests share.
 
-    ``computing`` counts prompt tokens sent to be computed and not answered yet, ``staged``
-    the KV promised to pairs whose decode engine has not answered yet; both only where the
-    KV of a model's engines can move.
+    ``computing`` counts prompt tokens sent to be computed and not answered yet (under policy
+    ``cost``, and where the KV of a model's engines can move), ``staged`` the KV promised to
+    pairs whose decode engine has not answered yet. ``fits`` are engines' prefill times,
+    ``placements`` what this replica gave them lately.
     """
 
     fleet: Fleet
@@ -39,8 +44,10 @@ class Knowledge:
     in_flight: InFlight
     secret: bytes = b""
     totals: Totals = field(default_factory=Totals)
-    computing: TokenTally = field(default_factory=TokenTally)
+    computing: Backlog = field(default_factory=lambda: Backlog(time.monotonic))
     staged: TokenTally = field(default_factory=TokenTally)
+    fits: PrefillFits = field(default_factory=PrefillFits)
+    placements: Placements = field(default_factory=Placements)
 
     def key_mismatches(self) -> list[str]:
         """Return the engines whose block keys are made with another cluster secret than ours."""
@@ -57,3 +64,5 @@ class Knowledge:
         self.parity.forget(known)
         self.suspects.forget(known)
         self.tokens.forget(known)
+        self.placements.forget(known)
+        self.fits.forget({engine for engine, _ in known})

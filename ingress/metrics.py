@@ -11,6 +11,7 @@ from nearkv.ingress.ledger import Ledger
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _ROUTING_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1)
+_RATIOS = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4, 10)
 
 
 class Tally(Collector):
@@ -71,6 +72,46 @@ class PdMetrics:
         )
 
 
+class AdmissionMetrics:
+    """Series about requests that wait, and about tenants."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.waits = Tally(
+            "nearkv_ingress_admission_waits",
+            "Requests that waited for room, by how that ended (admitted, timeout, full, gone).",
+            ("outcome",),
+            registry,
+        )
+        self.wait_seconds = Histogram(
+            "nearkv_ingress_admission_wait_seconds",
+            "How long requests waited for room.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.tenants = Tally(
+            "nearkv_ingress_tenant_requests",
+            "Requests by tenant and outcome (admitted, tenant_requests, tenant_tokens).",
+            ("tenant", "outcome"),
+            registry,
+        )
+        self.key_files = Tally(
+            "nearkv_ingress_tenant_file_loads",
+            "Readings of the file of tenants, by outcome (loaded, failed).",
+            ("outcome",),
+            registry,
+        )
+
+
+def first_token_ratio(registry: CollectorRegistry) -> Histogram:
+    """Return the histogram that tells how well first tokens are predicted."""
+    return Histogram(
+        "nearkv_ingress_first_token_predicted_ratio",
+        "Predicted over measured time to the first token, of streamed answers (policy cost).",
+        buckets=_RATIOS,
+        registry=registry,
+    )
+
+
 class IngressMetrics:
     """Counters and histograms, on a registry of their own."""
 
@@ -125,7 +166,9 @@ class IngressMetrics:
             "outcome",
         )
 
+        self.first_token_ratio = first_token_ratio(registry)
         self.pd = PdMetrics(registry)
+        self.admission = AdmissionMetrics(registry)
 
     def first_byte(self, reason: str) -> Histogram:
         """Return the histogram of first bytes for a routing reason."""

@@ -16,7 +16,7 @@ from nearkv.path_cost import PathCost
 
 _MOST_PER_SIDE = 8
 """Sources and targets looked at together, per compat: those cheapest on their own."""
-_NEAR_RATIO = 1.05
+_NEAR_RATIO = 1.02
 """Pairs up to this much dearer than the best one are as good; load decides among them."""
 
 PathBetween = Callable[["PairCandidate", "PairCandidate"], PathCost]

@@ -5,11 +5,12 @@
     here  = wait + T(missing here)
     pair  = max(wait at P + T(missing at P) + hop, wait at D)
             + set-up(P, D) + KV bytes of what D lacks / bandwidth(P, D)
-    T(n)  = n * seconds per token * (1 + stall weight * requests decoding there)
+    T(n)  = n * seconds per token * (1 + stall weight * requests decoding there + crowding weight)
 
 All in seconds of the request's own time. D's queue drains while P computes, so of the two
 waits only the longer one counts. The stall weight prices what a prefill does to the answers
-being decoded beside it (reference/transfer.md section 11 calls it alpha).
+being decoded beside it (reference/transfer.md section 11 calls it alpha), the crowding weight
+what a token computed anew does to later requests (policy ``cost``, see ``quoting``).
 """
 
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class CostTerms:
     hop_seconds: float = 0.002
     hysteresis_ratio: float = 0.1
     decode_stall_weight: float = 0.02
+    crowding_weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ class EngineCost:
 
 def local_seconds(engine: EngineCost, terms: CostTerms) -> float:
     """Return the time until an engine has computed the prompt by itself."""
-    stall = 1.0 + terms.decode_stall_weight * engine.decoding
-    return engine.wait_seconds + engine.missing_tokens * engine.seconds_per_token * stall
+    disturbed = 1.0 + terms.decode_stall_weight * engine.decoding + terms.crowding_weight
+    return engine.wait_seconds + engine.missing_tokens * engine.seconds_per_token * disturbed
 
 
 def pair_seconds(

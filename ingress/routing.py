@@ -27,6 +27,7 @@ class Policy(StrEnum):
     PREFIX_FIRST = "prefix-first"
     LEAST_LOADED = "least-loaded"
     ROUND_ROBIN = "round-robin"
+    COST = "cost"
 
 
 class Rung(StrEnum):
@@ -46,13 +47,15 @@ class Gate:
     min_free_ratio: float = 0.10
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """One engine as the router sees it for one request; ``None`` is unknown.
 
     ``cached_tokens`` is what it should hold of the prompt; ``decay`` and ``trust`` (both
     0..1) say how far to count on that, for the data's age and for broken promises.
+    Of the cached tokens, ``host_tokens`` lie in host memory and ``disk_tokens`` on disk, behind
+    those on the device.
     ``free_ratio`` is the share of its KV cache free for new requests, less what we have in
-    flight there.
+    flight there; ``free_tokens`` is the same in tokens.
     """
 
     engine: str
@@ -67,9 +70,12 @@ class Candidate(msgspec.Struct, frozen=True):
     in_flight: int = 0
     hinted: bool = False
     avoid: str = ""
+    host_tokens: int = 0
+    disk_tokens: int = 0
+    free_tokens: int | None = None
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """The engine chosen (``None``: none may take it), why, and on what data."""
 
     engine: str | None
@@ -91,15 +97,15 @@ def decide(
         return Decision(None, "no_engine", Rung.ROUND_ROBIN)
     known = [c for c in usable if c.freshness is not Freshness.UNKNOWN]
     if policy is Policy.ROUND_ROBIN:
-        return _decision(usable[turn % len(usable)], "round_robin")
+        return decision_for(usable[turn % len(usable)], "round_robin")
     if not known:
-        return _by_ledger(usable, turn)
+        return decide_by_ledger(usable, turn)
     if policy is Policy.LEAST_LOADED:
-        return _decision(_best(known, _load_order, turn), "least_loaded")
+        return decision_for(_best(known, _load_order, turn), "least_loaded")
     decision = _prefix_first(known, turn, gate)
     unknown = [c for c in usable if c.freshness is Freshness.UNKNOWN]
     if decision.engine is None and unknown:
-        return _by_ledger(unknown, turn)
+        return decide_by_ledger(unknown, turn)
     return decision
 
 
@@ -131,12 +137,12 @@ def _prefix_first(known: Sequence[Candidate], turn: int, gate: Gate) -> Decision
     most = max(trusted)
     if most > 0:
         holders = [c for c, tokens in zip(roomy, trusted, strict=True) if tokens == most]
-        return _decision(_best(holders, _space_order(holders), turn), "prefix_hit")
+        return decision_for(_best(holders, _space_order(holders), turn), "prefix_hit")
     hinted = [c for c in roomy if c.hinted]
     if hinted:
-        return _decision(_best(hinted, _space_order(hinted), turn), "hint")
+        return decision_for(_best(hinted, _space_order(hinted), turn), "hint")
     prefill = [c for c in roomy if c.role != "decode"] or roomy
-    return _decision(_best(prefill, _space_order(prefill), turn), "prefix_miss")
+    return decision_for(_best(prefill, _space_order(prefill), turn), "prefix_miss")
 
 
 def has_room(candidate: Candidate, gate: Gate) -> bool:
@@ -149,7 +155,7 @@ def has_room(candidate: Candidate, gate: Gate) -> bool:
     return candidate.free_ratio * candidate.total_bytes >= threshold
 
 
-def _by_ledger(usable: Sequence[Candidate], turn: int) -> Decision:
+def decide_by_ledger(usable: Sequence[Candidate], turn: int) -> Decision:
     """Choose without state: fewest requests of our own in flight, else in turn."""
     loads = {c.in_flight for c in usable}
     if len(loads) == 1:
@@ -201,7 +207,8 @@ def _best(
     return tied[turn % len(tied)]
 
 
-def _decision(candidate: Candidate, reason: str) -> Decision:
+def decision_for(candidate: Candidate, reason: str) -> Decision:
+    """Return the decision for an engine, on the rung that its data allow."""
     if candidate.freshness is Freshness.FRESH:
         return Decision(candidate.engine, reason, Rung.FRESH)
     rung = Rung.AGED if candidate.freshness is Freshness.AGED else Rung.ROUND_ROBIN

@@ -1,14 +1,20 @@
 """Settings of the ingress; see docs/configuration.md for the generated table."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
+from nearkv.ingress.cost_policy import CostRules
+from nearkv.ingress.extproc.settings import ExtProcSettings
 from nearkv.ingress.pd_costs import CostTerms
+from nearkv.ingress.quoting import Weights
 from nearkv.ingress.routing import Policy
+from nearkv.ingress.sidecar.settings import SidecarSettings
 from nearkv.settings import (
     Address,
+    ClientTlsSettings,
     ClusterSecret,
     FreshnessSettings,
     HttpUrl,
@@ -17,6 +23,14 @@ from nearkv.settings import (
     SettingsGroup,
     unique_ids,
 )
+
+
+class Mode(StrEnum):
+    """What the program is."""
+
+    PROXY = "proxy"
+    EXT_PROC = "ext-proc"
+    SIDECAR = "sidecar"
 
 
 class StaticEngine(SettingsGroup):
@@ -66,6 +80,27 @@ class GateSettings(SettingsGroup):
     min_free_bytes: int = Field(2_000_000_000, ge=0, description="Free KV bytes an engine needs.")
     min_free_ratio: float = Field(0.10, ge=0, le=1, description="Free share an engine needs.")
     retry_after_seconds: int = Field(1, ge=1, description="Retry-After of a 429.")
+
+
+class AdmissionSettings(SettingsGroup):
+    """What happens to requests for which no engine has room."""
+
+    max_waiting: int = Field(256, ge=0, description="Requests that wait for room; 429 beyond.")
+    wait_seconds: float = Field(
+        2.0, ge=0, description="Longest wait for room, then 429; 0: no request waits."
+    )
+    target_wait_seconds: float = Field(
+        1.0, gt=0, description="Backlog of an engine that counts as saturated."
+    )
+
+
+class TenantSettings(SettingsGroup):
+    """Limits by API key; see docs/routing.md for the file."""
+
+    file: Path | None = Field(
+        None, description="File with tenants, their keys and limits; without, anybody may ask."
+    )
+    reload_seconds: float = Field(5.0, gt=0, description="How often the file is looked at.")
 
 
 class TokenizationSettings(SettingsGroup):
@@ -150,13 +185,72 @@ class PdSettings(SettingsGroup):
         return CostTerms(self.hop_seconds, self.hysteresis_ratio, self.decode_stall_weight)
 
 
+class CostSettings(SettingsGroup):
+    """Policy cost: what is worth how many milliseconds; see docs/routing.md."""
+
+    near_tie_ms: float = Field(
+        2.0, ge=0, description="Engines up to this much dearer than the cheapest are as good."
+    )
+    near_tie_ratio: float = Field(
+        0.02, ge=0, description="The same as a share of the cheapest; the larger one counts."
+    )
+    session_ms: float = Field(
+        10.0, ge=0, description="A session stays on its engine up to this much more ..."
+    )
+    session_ratio: float = Field(0.1, ge=0, description="... and this share of the cheapest.")
+    floor_share: float = Field(
+        0.01, ge=0, le=0.2, description="Share of requests that an idle engine gets; 0: none."
+    )
+    floor_ms: float = Field(500.0, ge=0, description="What such a request may cost more at most.")
+    crowding_weight: float = Field(
+        1.0,
+        ge=0,
+        description="Price of computing a token anew beyond its own time, as a share of that: it "
+        "pushes out a cached one and delays the requests behind.",
+    )
+    host_bytes_per_second: float = Field(
+        20e9, gt=0, description="Rate at which engines bring cached KV back from host memory."
+    )
+    disk_bytes_per_second: float = Field(2e9, gt=0, description="The same from disk or a store.")
+    unknown_prompt_tokens: int = Field(
+        512, ge=1, description="Length a prompt is taken for that could not be tokenized."
+    )
+
+    @property
+    def rules(self) -> CostRules:
+        """What counts as equally good."""
+        return CostRules(
+            near_tie_ms=self.near_tie_ms,
+            near_tie_ratio=self.near_tie_ratio,
+            session_ms=self.session_ms,
+            session_ratio=self.session_ratio,
+            floor_share=self.floor_share,
+            floor_ms=self.floor_ms,
+        )
+
+    def weights(self, decode_stall_weight: float) -> Weights:
+        """Return what the trouble for others counts."""
+        return Weights(decode_stall_weight, self.crowding_weight)
+
+
 class IngressSettings(ServiceSettings):
     """Serve the OpenAI API, each request by the engine that holds its KV cache."""
 
+    mode: Mode = Field(
+        Mode.PROXY,
+        description="proxy: clients' entry; ext-proc: also the endpoint picker of Envoy "
+        "(docs/envoy.md); sidecar: beside a decode engine, nothing else.",
+    )
     listen: Address = Field(Address("127.0.0.1", 8080), description="Address to serve on.")
-    policy: Policy = Field(Policy.PREFIX_FIRST, description="How engines are chosen.")
+    policy: Policy = Field(
+        Policy.PREFIX_FIRST, description="How engines are chosen; see docs/routing.md."
+    )
+    cost: CostSettings = Field(CostSettings(), description="Policy cost.")
     agents: tuple[HttpUrl, ...] = Field((), description="Base URLs of the node agents to follow.")
     agent_token: Secret | None = Field(None, description="Bearer token the agents want.")
+    agent_tls: ClientTlsSettings = Field(
+        ClientTlsSettings(), description="TLS to agents whose URL begins with https."
+    )
     engines: Annotated[tuple[StaticEngine, ...], AfterValidator(unique_ids)] = Field(
         (), description="Engines known without an agent."
     )
@@ -169,6 +263,10 @@ class IngressSettings(ServiceSettings):
     limits: LimitSettings = Field(LimitSettings(), description="Bounds.")
     deadlines: DeadlineSettings = Field(DeadlineSettings(), description="Deadlines.")
     gate: GateSettings = Field(GateSettings(), description="Free-KV threshold.")
+    admission: AdmissionSettings = Field(
+        AdmissionSettings(), description="Waiting for room, and the figure to scale by."
+    )
+    tenants: TenantSettings = Field(TenantSettings(), description="Limits by API key.")
     freshness: FreshnessSettings = Field(FreshnessSettings(), description="Freshness limits.")
     tokenization: TokenizationSettings = Field(
         TokenizationSettings(), description="Sources of token ids."
@@ -177,5 +275,9 @@ class IngressSettings(ServiceSettings):
     admin_token: Secret | None = Field(
         None, description="Bearer token for /v1/status and other admin paths."
     )
+    ext_proc: ExtProcSettings = Field(
+        ExtProcSettings(), description="The endpoint picker; with mode ext-proc."
+    )
+    sidecar: SidecarSettings = Field(SidecarSettings(), description="With mode sidecar.")
     retries: int = Field(1, ge=0, le=5, description="Other engines tried before the first byte.")
     drain_seconds: float = Field(30.0, ge=0, description="Longest wait for requests at shutdown.")

@@ -140,12 +140,17 @@ class TwoLegs:
         started_at = time.perf_counter()
         entry = self._know.ledger.open(info.id, info.incarnation, tokens)
         missing = split.source_missing_tokens
+        alone = not self._know.computing.requests_at(info.id, info.incarnation)
+        self._know.placements.note(info.id, info.incarnation, missing)
         try:
             with self._know.computing.counting(info.id, info.incarnation, missing):
                 asked = await self._ask(job, split)
         finally:
             self._know.ledger.close(entry)
-        self._metrics.pd.prefill_seconds.observe(time.perf_counter() - started_at)
+        seconds = time.perf_counter() - started_at
+        self._metrics.pd.prefill_seconds.observe(seconds)
+        if alone and asked.status == HTTPStatus.OK:
+            self._know.fits.observe(info.id, missing, seconds)
         return self._read(job, split, asked)
 
     async def _ask(self, job: Job, split: Split) -> Asked:

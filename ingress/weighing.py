@@ -1,13 +1,6 @@
-"""One request's engines in terms of cost: from readings and our own counts to seconds.
+"""One request's engines as sources and targets of KV: what pairs are possible, and their cost."""
 
-An engine's wait is estimated from its queue: the requests waiting there, each with as many
-tokens as ours there have on average (or as this one has), or the tokens that we sent there
-and that are not answered yet, whichever is more, at the engine's seconds per token. An
-engine that does not tell these is taken for an average one of its model.
-"""
-
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nearkv.freshness import Freshness
 from nearkv.ingress.candidates import cached_tokens
@@ -16,7 +9,9 @@ from nearkv.ingress.fleet import EngineView, ModelTraits
 from nearkv.ingress.keying import Job
 from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.pairing import Pair, PairCandidate
-from nearkv.ingress.pd_costs import EngineCost, local_seconds
+from nearkv.ingress.pd_costs import CostTerms, EngineCost, local_seconds
+from nearkv.ingress.pricing import kv_bytes_per_token
+from nearkv.ingress.quoting import EngineTerms
 from nearkv.ingress.routing import Candidate, Decision, Gate, Rung, has_room, trusted_tokens
 from nearkv.ingress.settings import PdSettings
 from nearkv.ingress.two_legs import Split
@@ -27,24 +22,27 @@ _NIXL = "nixl"
 
 
 class Weigher:
-    """One request's engines, in terms of cost."""
+    """One request's engines, in terms of cost; ``engines`` are the terms of each."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what one request's weighing is about, by keyword
         self,
         job: Job,
         candidates: Sequence[Candidate],
         traits: ModelTraits,
+        *,
+        engines: Mapping[str, EngineTerms],
+        terms: CostTerms,
         settings: PdSettings,
         knowledge: Knowledge,
     ) -> None:
         self._job = job
         self._settings = settings
-        self._terms = settings.terms
+        self._engines = engines
+        self.terms = terms
         self._know = knowledge
         self._candidates = {c.engine: c for c in candidates}
         self._views = {view.info.id: view for view in job.views}
         self._movers = traits.movers
-        self._usual_seconds = _mean_seconds_per_token(job.views) or settings.prior.seconds_per_token
         self.knows_tokens = job.prompt is not None
         self.token_count = job.prompt.token_count if job.prompt is not None else 0
 
@@ -60,7 +58,7 @@ class Weigher:
 
     def local_seconds(self, engine: str | None) -> float:
         """Return what computing the prompt on one engine costs."""
-        return 0.0 if engine is None else local_seconds(self._cost(engine), self._terms)
+        return 0.0 if engine is None else local_seconds(self._cost(engine), self.terms)
 
     def pair_candidates(self, gate: Gate) -> list[PairCandidate]:
         """Return the engines that could be in a pair now: known and ready."""
@@ -140,30 +138,18 @@ class Weigher:
             compat=(transfer.mode, transfer.compat),
             cached_tokens=trusted_tokens(candidate),
             cost=self._cost(candidate.engine),
-            kv_bytes_per_token=self._kv_bytes_per_token(view),
+            kv_bytes_per_token=kv_bytes_per_token(view, self._settings.prior.kv_bytes_per_token),
             free_tokens=self._free_tokens(view) if has_room(candidate, gate) else 0.0,
             load=max(candidate.queue or 0, candidate.in_flight),
         )
 
     def _cost(self, engine: str) -> EngineCost:
-        view = self._views[engine]
-        gauges = view.gauges
-        in_flight = self._know.ledger.at(engine, view.info.incarnation)
-        seconds_per_token = self._usual_seconds
-        waiting, running = 0, in_flight.requests
-        if gauges is not None:
-            seconds_per_token = _told_seconds(view) or seconds_per_token
-            waiting = gauges.requests_waiting or 0
-            running = max(running, gauges.requests_running or 0)
-        usual_tokens = (
-            in_flight.tokens / in_flight.requests if in_flight.requests else self.token_count
-        )
-        ours = self._know.computing.at(engine, view.info.incarnation)
+        terms = self._engines[engine]
         return EngineCost(
             missing_tokens=self.missing_tokens(engine),
-            seconds_per_token=seconds_per_token,
-            wait_seconds=max(waiting * usual_tokens, ours) * seconds_per_token,
-            decoding=running,
+            seconds_per_token=terms.ms_per_token / 1000,
+            wait_seconds=(terms.wait_ms + terms.fixed_ms) / 1000,
+            decoding=terms.decoding,
         )
 
     def _free_tokens(self, view: EngineView) -> float | None:
@@ -180,22 +166,3 @@ class Weigher:
         in_flight = self._know.ledger.at(info.id, info.incarnation).tokens
         used = max(gauges.kv_used_ratio * gauges.kv_total_tokens, in_flight - staged)
         return gauges.kv_total_tokens - used - staged
-
-    def _kv_bytes_per_token(self, view: EngineView) -> int:
-        transfer, gauges = view.info.transfer, view.gauges
-        if transfer is not None and transfer.kv_bytes_per_token:
-            return transfer.kv_bytes_per_token
-        if gauges is not None and gauges.kv_total_bytes and gauges.kv_total_tokens:
-            return max(1, gauges.kv_total_bytes // gauges.kv_total_tokens)
-        return self._settings.prior.kv_bytes_per_token
-
-
-def _told_seconds(view: EngineView) -> float | None:
-    """Return what an engine says a token takes, if that can be."""
-    told = None if view.gauges is None else view.gauges.prefill_seconds_per_token
-    return told if told is not None and 0 < told < math.inf else None
-
-
-def _mean_seconds_per_token(views: Sequence[EngineView]) -> float | None:
-    told = [seconds for view in views if (seconds := _told_seconds(view)) is not None]
-    return sum(told) / len(told) if told else None

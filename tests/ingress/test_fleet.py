@@ -148,6 +148,45 @@ def test_a_prefix_goes_on_through_an_engines_tiers(fleet, agent):
     assert fleet.match(CHAIN) == {"e1": 8, "e2": 2}
 
 
+def test_a_match_tells_how_much_is_how_near(fleet, agent):
+    agent.snapshot({"a": CHAIN[:4], "b": CHAIN})
+    assert fleet.match_tiers(CHAIN) == ({"a": 4, "b": 10}, {})
+    agent.change("a", added=CHAIN[4:6], tier="CPU")
+    agent.change("a", added=CHAIN[6:9], tier="STORAGE")
+    assert fleet.match_tiers(CHAIN) == ({"a": 9, "b": 10}, {"a": (4, 6)})
+    assert fleet.match(CHAIN) == {"a": 9, "b": 10}
+    agent.change("a", removed=CHAIN[4:6], tier="CPU")
+    assert fleet.match_tiers(CHAIN) == ({"a": 4, "b": 10}, {"a": (4, 4)})
+    agent.change("a", cleared=True)
+    assert fleet.match_tiers(CHAIN) == ({"b": 10}, {})
+
+
+@pytest.mark.parametrize(
+    ("tiers", "faster"),
+    [
+        pytest.param({"CPU": CHAIN}, (0, 10), id="host alone"),
+        pytest.param({"DISK": CHAIN}, (0, 0), id="disk alone"),
+        pytest.param({"CPU_PINNED": CHAIN[:3], "DISK": CHAIN[3:]}, (0, 3), id="no device"),
+        pytest.param({"STORAGE": CHAIN, "GPU": CHAIN[:2], "CPU": CHAIN[:7]}, (2, 7), id="copies"),
+        pytest.param({"CPU": CHAIN[:5], "CPU_PINNED": CHAIN[5:]}, (0, 10), id="two of one rank"),
+    ],
+)
+def test_tiers_may_come_in_any_order_and_names(fleet, agent, tiers, faster):
+    for begin in (True, False):  # in a snapshot, then one by one
+        agent.begin(engine_info("a"))
+        for tier, keys in tiers.items() if begin else ():
+            agent.blocks("a", keys, tier=tier)
+        agent.end()
+        for tier, keys in () if begin else tiers.items():
+            agent.change("a", added=keys, tier=tier)
+        assert fleet.match_tiers(CHAIN) == ({"a": 10}, {"a": faster})
+        agent.delta(gone=("a",))
+        assert fleet.match_tiers(CHAIN) == ({}, {})
+        for _ in fleet.index.sweep():
+            pass
+        assert fleet.index.size.slots == 0
+
+
 def test_what_one_tier_drops_another_may_still_hold(fleet, agent):
     agent.snapshot({"e1": CHAIN[:4]})
     agent.change("e1", tier="CPU", added=CHAIN[2:6])

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nearkv.freshness import FreshnessLimits
+from nearkv.ingress.backlog import Backlog
 from nearkv.ingress.candidates import CandidateBuilder, PromptView
 from nearkv.ingress.fleet import Fleet
 from nearkv.ingress.hints import PrefixHints
@@ -17,7 +18,7 @@ from nearkv.ingress.planning import Planner
 from nearkv.ingress.prefix_index import PrefixIndex
 from nearkv.ingress.requests import GenerateRequest, PromptKind
 from nearkv.ingress.routing import Gate, Policy
-from nearkv.ingress.settings import PdSettings
+from nearkv.ingress.settings import CostSettings, PdSettings
 from nearkv.ingress.suspects import Suspects
 from nearkv.ingress.tokens.memo import PromptKeys
 from nearkv.serving import InFlight
@@ -43,7 +44,7 @@ BODY = b'{"model":"m","prompt":"x"}'
 class World:
     """A fleet of one agent, and a planner over it."""
 
-    def __init__(self, **settings):
+    def __init__(self, *, policy=Policy.PREFIX_FIRST, cost=None, **settings):
         self.know = Knowledge(
             fleet=Fleet(PrefixIndex(limit_bytes=1 << 20)),
             tokens=None,
@@ -52,16 +53,19 @@ class World:
             parity=ParityCheck(),
             suspects=Suspects(),
             in_flight=InFlight(),
+            computing=Backlog(lambda: 0.0),
         )
         self.know.fleet.add_agent(AGENT)
         self.planner = Planner(
             PdSettings.model_validate(settings),
             self.know,
-            policy=Policy.PREFIX_FIRST,
+            policy=policy,
             gate=Gate(0, 0.1),
+            cost=CostSettings.model_validate(cost or {}),
         )
         self.engines = {}
         self.depths = {}
+        self.faster = {}
         self.turn = 0
 
     def engine(self, name, role="both", *, held=0, transfer=MOVES, node="n1", **gauges):
@@ -107,7 +111,7 @@ class World:
         builder = CandidateBuilder(
             self.know.ledger, self.know.parity, self.know.suspects, FreshnessLimits()
         )
-        view = PromptView(tokens, self.depths, None, job.tried)
+        view = PromptView(tokens, self.depths, job.hint, job.tried, self.faster)
         candidates = builder.build(job.views, view, 0.0)
         self.turn += 1
         return self.planner.plan(job, candidates, turn=self.turn, may_split=may_split)

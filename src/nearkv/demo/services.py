@@ -121,7 +121,7 @@ async def agent(
 @asynccontextmanager
 async def ingress(
     *agent_urls: str,
-    policy: str = "cost",
+    policy: str = "prefix-first",
     pd_mode: str = "auto",
     workspace: Workspace | None = None,
     progress: Progress = silent,

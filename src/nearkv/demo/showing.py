@@ -19,8 +19,8 @@ from nearkv.demo.services import ingress
 from nearkv.demo.stage import EngineKind, Stage, casualties, set_stage
 from nearkv.demo.workspace import Workspace
 
-JUDGED_POLICY = "cost"
-OTHER_POLICIES = ("prefix-first", "round-robin", "least-loaded")
+JUDGED_POLICY = "prefix-first"
+OTHER_POLICIES = ("cost", "round-robin", "least-loaded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,88 @@
+{{/* The settings files of the components: what the chart knows, under what the values say. */}}
+
+{{- define "nearkv.agent.settings" -}}
+{{- $agent := .Values.agent -}}
+{{- $transfer := dict -}}
+{{- if $agent.transfer.enabled -}}
+{{- $transfer = dict "socket_dir" $agent.transfer.socketDir "peer_listen" "0.0.0.0:9471" "require_rdma" $agent.rdma.required -}}
+{{- with $agent.transfer.allowedUids -}}
+{{- $own := ternary 0 65532 $agent.runAsRoot -}}
+{{- $_ := set $transfer "allowed_uids" (concat (list $own 0) . | uniq) -}}
+{{- end -}}
+{{- end -}}
+{{- $links := dict "enabled" $agent.links.hostSys "root" "/host" -}}
+{{- $gpu := dict "enabled" (ternary "auto" "off" $agent.gpu.enabled) -}}
+{{- $settings := dict
+    "log_level" $agent.logLevel
+    "listen" "0.0.0.0:9470"
+    "transfer" $transfer
+    "links" $links
+    "gpu" $gpu
+    "waking" (dict "enabled" (and $agent.waking.enabled $agent.gpu.enabled))
+    "drain_seconds" 5 -}}
+{{- if not $agent.workerStatus.enabled -}}
+{{- $_ := set $settings "worker_status" (dict "enabled" "off") -}}
+{{- end -}}
+{{- toYaml (mergeOverwrite $settings (deepCopy $agent.config)) -}}
+{{- end -}}
+
+{{- define "nearkv.extender.settings" -}}
+{{- $extender := .Values.extender -}}
+{{- $agents := dict -}}
+{{- if .Values.agent.enabled -}}
+{{- $selector := list -}}
+{{- range $key, $value := include "nearkv.selectorLabels" (list . "agent") | fromYaml -}}
+{{- $selector = append $selector (printf "%s=%s" $key $value) -}}
+{{- end -}}
+{{- $agents = dict "selector" (join "," $selector) "namespace" .Release.Namespace -}}
+{{- end -}}
+{{- $settings := dict
+    "log_level" $extender.logLevel
+    "listen" "0.0.0.0:9473"
+    "agents" $agents
+    "kubernetes" (dict "managed_resources" .Values.scheduler.managedResources "worker_statuses" .Values.agent.workerStatus.enabled)
+    "distance" (dict "preset" $extender.distancePreset)
+    "limits" (dict "max_body_bytes" 16777216)
+    "drain_seconds" 10 -}}
+{{- if ne $extender.tls.mode "off" -}}
+{{- $_ := set $settings "tls" (dict "cert" "/etc/nearkv-tls/tls.crt" "key" "/etc/nearkv-tls/tls.key") -}}
+{{- end -}}
+{{- toYaml (mergeOverwrite $settings (deepCopy $extender.config)) -}}
+{{- end -}}
+
+{{- define "nearkv.ingress.settings" -}}
+{{- $ingress := .Values.ingress -}}
+{{- $settings := dict
+    "log_level" $ingress.logLevel
+    "listen" "0.0.0.0:8080"
+    "drain_seconds" 30 -}}
+{{- with $ingress.agents -}}
+{{- $_ := set $settings "agents" . -}}
+{{- end -}}
+{{- if $ingress.tenantsSecret -}}
+{{- $_ := set $settings "tenants" (dict "file" "/etc/nearkv-tenants/tenants.yaml") -}}
+{{- end -}}
+{{- with $ingress.extProc -}}
+{{- if .enabled -}}
+{{- $picker := dict "listen" "0.0.0.0:9002" -}}
+{{- if .pool -}}
+{{- $_ := set $picker "pool" (dict "name" .pool "namespace" $.Release.Namespace) -}}
+{{- end -}}
+{{- if .tlsSecret -}}
+{{- $_ := set $picker "tls" (dict "cert" "/etc/nearkv-tls/tls.crt" "key" "/etc/nearkv-tls/tls.key") -}}
+{{- end -}}
+{{- $_ := set $settings "mode" "ext-proc" -}}
+{{- $_ := set $settings "ext_proc" $picker -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml (mergeOverwrite $settings (deepCopy $ingress.config)) -}}
+{{- end -}}
+
+{{/* Settings that the chart owns, because other objects have to agree with them. */}}
+{{- define "nearkv.extender.tlsSecret" -}}
+{{- if eq .Values.extender.tls.mode "secret" -}}
+{{- .Values.extender.tls.existingSecret -}}
+{{- else -}}
+{{- include "nearkv.fullname" . }}-extender-tls
+{{- end -}}
+{{- end -}}

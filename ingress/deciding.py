@@ -1,0 +1,113 @@
+"""Deciding about one request: what its prompt means to the fleet, a plan, and its record."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from nearkv.ingress.candidates import CandidateBuilder, PromptView
+from nearkv.ingress.decisions import DecisionRecord, predicted_tokens
+from nearkv.ingress.errors import NoRoomError
+from nearkv.ingress.fleet import EngineView
+from nearkv.ingress.keying import Job
+from nearkv.ingress.knowledge import Knowledge
+from nearkv.ingress.metrics import IngressMetrics
+from nearkv.ingress.planning import Plan, Planner
+from nearkv.ingress.routing import Candidate, Gate
+from nearkv.ingress.settings import IngressSettings
+
+_HINTED_TOKENS = 1 << 31
+"""Stands for the unknown length of a prompt routed by a hint's keys: all of them may match."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A plan, the engine that answers (``None``: nobody can), and what it should have cached."""
+
+    plan: Plan
+    view: EngineView | None
+    predicted: int
+
+
+class Decider:
+    """Makes, counts and records decisions."""
+
+    def __init__(
+        self,
+        settings: IngressSettings,
+        knowledge: Knowledge,
+        metrics: IngressMetrics,
+        now: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._know = knowledge
+        self._metrics = metrics
+        self._now = now
+        self._log = log.bind()  # a bound logger skips the module's lazy proxy at each event
+        self._candidates = CandidateBuilder(
+            knowledge.ledger, knowledge.parity, knowledge.suspects, settings.freshness.limits
+        )
+        self._planner = Planner(
+            settings.pd,
+            knowledge,
+            policy=settings.policy,
+            gate=Gate(settings.gate.min_free_bytes, settings.gate.min_free_ratio),
+            cost=settings.cost,
+        )
+        self._turn = 0
+
+    def decide(self, job: Job, attempt: int) -> Decided:
+        """Return the decision; raises :class:`NoRoomError` where no engine may take more."""
+        prompt = job.prompt
+        keys: Sequence[int] = ()
+        if prompt is not None:
+            keys = prompt.keys
+        elif job.hint is not None:
+            keys = job.hint.keys
+        depths, faster = self._know.fleet.match_tiers(keys) if keys else ({}, {})
+        token_count = prompt.token_count if prompt is not None else _HINTED_TOKENS
+        candidates = self._candidates.build(
+            job.views, PromptView(token_count, depths, job.hint, job.tried, faster), self._now()
+        )
+        self._turn += 1
+        plan = self._planner.plan(job, candidates, turn=self._turn, may_split=attempt == 0)
+        predicted = predicted_tokens(candidates, plan.decision)
+        self._record(job, attempt, plan, predicted, candidates)
+        if plan.decision.reason == "no_kv_room":
+            raise NoRoomError(
+                "every engine is below its free KV cache threshold; try again, or scale up",
+                retry_after_seconds=self._settings.gate.retry_after_seconds,
+            )
+        chosen = plan.decision.engine
+        view = next((v for v in job.views if v.info.id == chosen), None)
+        return Decided(plan, view, predicted)
+
+    def _record(
+        self, job: Job, attempt: int, plan: Plan, predicted: int, candidates: Sequence[Candidate]
+    ) -> None:
+        decision, prompt = plan.decision, job.prompt
+        expected = plan.expected
+        record = DecisionRecord(
+            request_id=job.request_id,
+            path=job.path,
+            model=job.parsed.model or "",
+            policy=self._settings.policy.value,
+            engine=decision.engine,
+            reason=decision.reason,
+            rung=decision.rung.value,
+            attempt=attempt,
+            prompt_tokens=prompt.token_count if prompt is not None else None,
+            predicted_cached_tokens=plan.split.target_tokens if plan.split else predicted,
+            tokens_from=prompt.source if prompt is not None else "none",
+            candidates=candidates,
+            split=plan.record,
+            priority=job.priority,
+            quotes=plan.quotes,
+            first_token_ms=None if expected is None else round(expected.first_token_ms, 3),
+        )
+        self._log.info("decision", decision=record)
+        self._metrics.decisions.add(record.policy, record.reason, record.rung)
+        if plan.record is not None:
+            self._metrics.pd.decisions.add(plan.record.outcome, plan.record.why)

@@ -1,0 +1,1 @@
+"""The endpoint picker for Envoy: the ext_proc protocol in front of the router."""

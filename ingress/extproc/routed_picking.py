@@ -1,0 +1,220 @@
+"""Picking by the router: the same knowledge, candidates and plans as the own proxy.
+
+This module is all that stands between the protocol and the router's inside.
+"""
+
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import cast
+
+import msgspec
+from aiohttp import web
+
+from nearkv.ingress.admitting import Admission
+from nearkv.ingress.deciding import Decided, Decider
+from nearkv.ingress.errors import (
+    IngressError,
+    NoEngineError,
+    NoRoomError,
+    RequestError,
+    TooManyRequestsError,
+)
+from nearkv.ingress.extproc.messages import Header
+from nearkv.ingress.extproc.picking import Asked, Pick
+from nearkv.ingress.extproc.reaching import Reach
+from nearkv.ingress.extproc.ticketing import Books, Chosen, RoutedTicket
+from nearkv.ingress.fleet import EngineView
+from nearkv.ingress.keying import Job, KeyFinder
+from nearkv.ingress.knowledge import Knowledge
+from nearkv.ingress.metrics import IngressMetrics
+from nearkv.ingress.parity_watch import ParityWatch
+from nearkv.ingress.planning import Plan
+from nearkv.ingress.requests import (
+    GenerateRequest,
+    PromptKind,
+    parse_chat,
+    parse_completion,
+    parse_other,
+)
+from nearkv.ingress.settings import IngressSettings
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_HINT_HEADERS = ("X-Prompt-Hash", "X-Session-ID")
+_MAX_HINT_LENGTH = 256
+
+
+class RouterPicker:
+    """Picks as the own proxy does, among the engines that the gateway can reach."""
+
+    def __init__(
+        self,
+        *,
+        settings: IngressSettings,
+        knowledge: Knowledge,
+        metrics: IngressMetrics,
+        admission: Admission,
+        reach: Reach,
+        now: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._know = knowledge
+        self._metrics = metrics
+        self._admission = admission
+        self._reach = reach
+        self._others = settings.ext_proc.fallback_endpoints
+        self._now = now
+        self._keys = KeyFinder(knowledge, metrics, settings.policy, now)
+        self._decider = Decider(settings, knowledge, metrics, now)
+        # Ties go round by turns, which are counted with each decision.
+        self._second_best = Decider(settings, knowledge, metrics, now)
+        self._books = Books(
+            knowledge,
+            metrics,
+            ParityWatch(knowledge.parity, metrics),
+            reach,
+            wake=admission.wake,
+            now=now,
+            clock=time.perf_counter,
+        )
+        self._own_headers, self._removed_headers = _credentials(settings)
+        self._request_prefix = secrets.token_hex(5)
+        self._request_numbers = count(1)
+
+    def check_room(self) -> None:
+        """Look whether one more request may be served; raises ``TooManyRequestsError``."""
+        limits = self._settings.limits
+        if self._know.in_flight.count > limits.max_in_flight:
+            raise TooManyRequestsError(
+                f"{limits.max_in_flight} requests are being served already",
+                retry_after_seconds=self._settings.gate.retry_after_seconds,
+            )
+
+    def refused(self, error: IngressError) -> None:
+        """Count a refusal among the requests answered."""
+        self._metrics.requests.add(error.reason, str(error.status))
+
+    async def pick(self, asked: Asked) -> RoutedTicket:
+        """Choose; raises ``IngressError`` where the request cannot be served."""
+        self._know.totals.requests += 1
+        job = self._accept(asked)
+        await self._keys.find(job)
+        if job.tenant is not None and job.prompt is not None:
+            self._admission.charge(job.tenant, job.prompt.token_count)
+        decided = await self._decide(job)
+        if decided.view is None:
+            raise NoEngineError("no engine is known that could serve this request")
+        endpoint, prefiller = self._reach.endpoint(decided.view), self._prefiller(decided.plan)
+        if not endpoint:  # it left the pool while the request waited
+            raise NoEngineError("the engine chosen cannot be reached any more")
+        others = self._next_best(job, decided.view)
+        plan = _without_bodies(job, decided.plan, splits=bool(prefiller))
+        chosen = Chosen(plan, decided.view, decided.predicted)
+        pick = Pick(
+            endpoint=endpoint,
+            request_id=job.request_id,
+            others=others,
+            prefiller=prefiller,
+            dp_rank=chosen.view.info.dp_rank,
+            headers=self._own_headers,
+            removed=self._removed_headers,
+        )
+        self._metrics.routing_seconds.observe(max(0.0, time.perf_counter() - asked.arrived_at))
+        return RoutedTicket(self._books, job, chosen, pick, shows_answer=asked.shows_answer)
+
+    # -- Accepting ---------------------------------------------------------------------
+
+    def _accept(self, asked: Asked) -> Job:
+        if ".." in asked.path.split("/"):
+            raise RequestError("the path must not contain ..")
+        tenant, priority = self._admission.admit(asked.headers)
+        given = asked.headers.get("x-request-id", "")
+        number = next(self._request_numbers)
+        prefix_ids = _prefix_ids(asked)
+        parsed = _parse(asked)
+        return Job(
+            web_request=cast(web.Request, None),  # nothing is forwarded from here
+            path=asked.path,
+            body=asked.body,
+            parsed=parsed,
+            request_id=given
+            if _REQUEST_ID.fullmatch(given)
+            else f"{self._request_prefix}-{number:x}",
+            arrived_at=asked.arrived_at,
+            views=self._reach.views(parsed.model, asked.endpoints),
+            prefix_ids=prefix_ids,
+            hint=next(filter(None, map(self._know.hints.get, prefix_ids)), None),
+            priority=priority,
+            tenant=tenant,
+        )
+
+    # -- Deciding ----------------------------------------------------------------------
+
+    async def _decide(self, job: Job) -> Decided:
+        """Decide at once, or, where there is no room, in turn."""
+        admission, model = self._admission, job.parsed.model or ""
+        if not admission.must_queue(model, job.priority):
+            try:
+                return self._decider.decide(job, 0)
+            except NoRoomError:
+                if not admission.may_wait:
+                    raise
+        return await admission.wait(model, job.priority, lambda: self._decider.decide(job, 0))
+
+    def _next_best(self, job: Job, first: EngineView) -> list[str]:
+        """Return the endpoints to try after the pick, each as if those before had failed."""
+        found: list[str] = []
+        view: EngineView | None = first
+        while view is not None and len(found) < self._others:
+            job.tried.add(view.info.id)
+            try:
+                view = self._second_best.decide(job, 1 + len(found)).view
+            except NoRoomError:
+                break
+            if view is not None and (endpoint := self._reach.endpoint(view)):
+                found.append(endpoint)
+        return found
+
+    def _prefiller(self, plan: Plan) -> str:
+        return "" if plan.split is None else self._reach.endpoint(plan.split.source)
+
+
+def _without_bodies(job: Job, plan: Plan, *, splits: bool) -> Plan:
+    """Let go of what deciding needed of the prompt: answers take minutes, prompts megabytes."""
+    job.body, job.fields = b"", None
+    job.parsed = msgspec.structs.replace(job.parsed, text="", token_ids=())
+    split = plan.split
+    if split is not None:
+        split = replace(split, fields={}) if splits else None
+    return replace(plan, split=split)
+
+
+def _prefix_ids(asked: Asked) -> tuple[str, ...]:
+    return tuple(
+        f"{name}:{value[:_MAX_HINT_LENGTH]}"
+        for name in _HINT_HEADERS
+        if (value := asked.headers.get(name))
+    )
+
+
+def _parse(asked: Asked) -> GenerateRequest:
+    if asked.method != "POST":
+        return GenerateRequest(model=None, kind=PromptKind.NONE)
+    if asked.path == "/v1/completions":
+        return parse_completion(asked.body)
+    if asked.path == "/v1/chat/completions":
+        return parse_chat(asked.body)
+    return parse_other(asked.body, asked.headers.get("content-type", ""))
+
+
+def _credentials(settings: IngressSettings) -> tuple[list[Header], list[str]]:
+    """Return the headers that engines get and lose where clients' keys are ours to check."""
+    if settings.tenants.file is None:
+        return [], []
+    if settings.engine_api_key is None:
+        return [], ["authorization", "x-api-key"]
+    key = settings.engine_api_key.get_secret_value()
+    return [("authorization", f"Bearer {key}")], ["x-api-key"]

@@ -1,0 +1,1 @@
+"""The decode-side sidecar: prefill elsewhere first, then the engine beside it."""

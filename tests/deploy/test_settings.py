@@ -1,0 +1,131 @@
+"""What the chart hands to the programs is what they take, by their own reading of it."""
+
+import re
+
+import pytest
+
+from nearkv.agent.settings import AgentSettings
+from nearkv.extender.settings import ExtenderSettings
+from nearkv.ingress.settings import IngressSettings
+from nearkv.settings import resolve_settings
+from tests.deploy.chart import containers_of, pods_of, profile_names, settings_of
+
+CLASSES = {"agent": AgentSettings, "extender": ExtenderSettings, "ingress": IngressSettings}
+GRACE_MARGIN_SECONDS = 5
+
+
+def workload_of(rendered, component):
+    """Return the pod of a component, ``None`` where it is off."""
+    pods = pods_of(rendered)
+    return next((pod for name, pod in pods.items() if name.endswith(f"t/nearkv-{component}")), None)
+
+
+def environment_of(pod):
+    """Return a container's variables as the kubelet would set them, secrets made up."""
+    values = {"NODE_NAME": "node-1", "POD_IP": "10.1.2.3"}
+    for each in pod["containers"][0]["env"]:
+        if "value" in each:
+            text = re.sub(r"\$\((\w+)\)", lambda found: values[found[1]], each["value"])
+            values[each["name"]] = text
+        elif "secretKeyRef" in each["valueFrom"]:
+            values[each["name"]] = "secret"
+    return values
+
+
+@pytest.mark.parametrize("component", CLASSES)
+@pytest.mark.parametrize("name", profile_names())
+def test_the_program_takes_its_settings(rendered, tmp_path, name, component):
+    made = rendered(name)
+    pod = workload_of(made, component)
+    if pod is None:
+        pytest.skip(f"{name} has no {component}")
+    file = tmp_path / f"{component}.yaml"
+    file.write_text(made.one("ConfigMap", f"nearkv-{component}")["data"][file.name])
+    environment = environment_of(pod) | {f"NEARKV_{component.upper()}_CONFIG": str(file)}
+    resolved = resolve_settings(
+        CLASSES[component], [], environment=environment, component=component
+    )
+    settings = resolved.settings
+    assert str(settings.listen).startswith("0.0.0.0:")
+    assert pod["terminationGracePeriodSeconds"] >= settings.drain_seconds + GRACE_MARGIN_SECONDS
+    ports = {each["containerPort"] for each in pod["containers"][0]["ports"]}
+    assert settings.listen.port in ports
+
+
+def test_agents_are_reachable_at_the_address_of_their_pod(rendered):
+    environment = environment_of(workload_of(rendered("default"), "agent"))
+    assert environment["NEARKV_AGENT_TRANSFER__PEER_URL"] == "http://10.1.2.3:9471"
+    assert environment["NEARKV_AGENT_TRANSFER__DATA_HOST"] == "10.1.2.3"
+
+
+def test_the_extender_selects_the_agents_pods(rendered):
+    made = rendered("default")
+    selector = settings_of(made, "extender")["agents"]["selector"]
+    wanted = dict(part.split("=") for part in selector.split(","))
+    template = made.one("DaemonSet", "nearkv-agent")["spec"]["template"]
+    assert wanted.items() <= template["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_no_secret_stands_in_a_config_map(rendered, name):
+    for each in rendered(name).kinds("ConfigMap"):
+        for text in each["data"].values():
+            assert not re.search(r"^\s*\w*(token|secret|api_key|password)\w*:", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_change_of_settings_restarts_the_pods(rendered, name):
+    for each in rendered(name).kinds("Deployment", "DaemonSet"):
+        annotations = each["spec"]["template"]["metadata"]["annotations"]
+        assert any(key.startswith("checksum/") for key in annotations)
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_secrets_are_the_keys_that_the_secret_has(rendered, name):
+    known = {
+        *("agent-token", "peer-token", "cluster-secret"),
+        *("extender-admin-token", "ingress-admin-token", "api-key"),
+    }
+    for pod in pods_of(rendered(name)).values():
+        for container in containers_of(pod):
+            for each in container.get("env", []):
+                reference = each.get("valueFrom", {}).get("secretKeyRef")
+                assert reference is None or reference["key"] in known
+
+
+def test_memory_is_enough_for_the_bounds_that_the_settings_allow(rendered):
+    for name in ("default", "large"):
+        made = rendered(name)
+        ours = AgentSettings.model_validate(
+            {"state": settings_of(made, "agent").get("state", {})}
+        ).state
+        bound = (
+            ours.tables_limit_bytes
+            + ours.ring_limit_bytes
+            + ours.max_consumers * ours.consumer_queue_bytes
+        )
+        assert bound * 1.2 < memory_bytes(workload_of(made, "agent"))
+        limits = IngressSettings.model_validate(
+            {"limits": settings_of(made, "ingress").get("limits", {})}
+        ).limits
+        bound = 2 * limits.index_bytes + limits.token_memo_bytes + limits.hint_bytes
+        assert bound < memory_bytes(workload_of(made, "ingress"))
+
+
+def memory_bytes(pod):
+    """Return the memory limit of a pod's first container."""
+    text = pod["containers"][0]["resources"]["limits"]["memory"]
+    return int(text[:-2]) * {"Mi": 1 << 20, "Gi": 1 << 30}[text[-2:]]
+
+
+def test_the_key_of_engines_is_shown_by_agents_and_ingress(rendered):
+    made = rendered("large")
+    for component, name in (
+        ("agent", "NEARKV_AGENT_KUBERNETES__API_KEY"),
+        ("ingress", "NEARKV_INGRESS_ENGINE_API_KEY"),
+    ):
+        variables = {
+            each["name"]: each for each in workload_of(made, component)["containers"][0]["env"]
+        }
+        reference = variables[name]["valueFrom"]["secretKeyRef"]
+        assert reference == {"name": "engine-key", "key": "api-key"}
