@@ -8,7 +8,7 @@ have a name (1), a namespace (2) and containers (3); these have devices of plugi
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nearkv.agent.gpu.protobuf import messages_of, text_of
+from nearkv.protobuf import messages_of, text_at
 
 SERVICE = "/v1.PodResourcesLister/"
 LIST = SERVICE + "List"
@@ -36,16 +36,18 @@ class PodDevices:
 
 def decode_list(data: bytes) -> tuple[PodDevices, ...]:
     """Return the pods that have devices; raises ``WireError``."""
-    pods = (_decode_pod(pod) for pod in messages_of(data, 1))
+    pods = (_decode_pod(pod) for pod in messages_of(memoryview(data), 1))
     return tuple(pod for pod in pods if pod.devices)
 
 
 def decode_allocatable(data: bytes) -> tuple[GivenDevice, ...]:
     """Return the devices of plugins that pods may get; raises ``WireError``."""
-    return tuple(given for devices in messages_of(data, 1) for given in _of_plugin(devices))
+    return tuple(
+        given for devices in messages_of(memoryview(data), 1) for given in _of_plugin(devices)
+    )
 
 
-def _decode_pod(pod: bytes) -> PodDevices:
+def _decode_pod(pod: memoryview) -> PodDevices:
     devices: list[GivenDevice] = []
     for container in messages_of(pod, 3):
         for plugin in messages_of(container, 2):
@@ -53,15 +55,15 @@ def _decode_pod(pod: bytes) -> PodDevices:
         for claim in messages_of(container, 5):
             devices.extend(_of_claim(claim))
     unique = tuple(dict.fromkeys(devices))  # containers may share a claim
-    return PodDevices(namespace=text_of(pod, 2), name=text_of(pod, 1), devices=unique)
+    return PodDevices(namespace=text_at(pod, 2), name=text_at(pod, 1), devices=unique)
 
 
-def _of_plugin(devices: bytes) -> Iterator[GivenDevice]:
-    resource = text_of(devices, 1)
+def _of_plugin(devices: memoryview) -> Iterator[GivenDevice]:
+    resource = text_at(devices, 1)
     for device in messages_of(devices, 2):
-        yield GivenDevice(resource, device.decode(errors="replace"))
+        yield GivenDevice(resource, str(device, "utf-8", "replace"))
 
 
-def _of_claim(claim: bytes) -> Iterator[GivenDevice]:
+def _of_claim(claim: memoryview) -> Iterator[GivenDevice]:
     for resource in messages_of(claim, 4):
-        yield GivenDevice(text_of(resource, 2), text_of(resource, 4))
+        yield GivenDevice(text_at(resource, 2), text_at(resource, 4))

@@ -19,7 +19,7 @@ from nearkv.agent.gpu.pod_messages import (
     decode_allocatable,
     decode_list,
 )
-from nearkv.agent.gpu.protobuf import WireError
+from nearkv.protobuf import WireError
 
 MAX_ANSWER_BYTES = 64 << 20
 """gRPC's own limit is 4 MB, which a node with many pods passes (dcgm-exporter#509)."""

@@ -13,7 +13,7 @@ from nearkv.ingress.extproc.exchange import Exchange, Stage
 from nearkv.ingress.extproc.messages import Header, Message, decode_message, immediate_answer
 from nearkv.ingress.extproc.metrics import ExtProcMetrics
 from nearkv.ingress.extproc.picking import Picker, Ticket
-from nearkv.ingress.extproc.protobuf import WireError
+from nearkv.protobuf import WireError
 
 DROPPED_HEADER = "x-llm-d-request-dropped-reason"
 """Says why a request was not served, in the words of llm-d's picker."""

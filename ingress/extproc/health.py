@@ -7,7 +7,7 @@ about whether it should get traffic.
 from enum import IntEnum
 
 from nearkv.ingress.extproc.messages import SERVICE
-from nearkv.ingress.extproc.protobuf import message_at, text, varint_field
+from nearkv.protobuf import message_at, text, varint_field
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 CHECK = f"/{HEALTH_SERVICE}/Check"

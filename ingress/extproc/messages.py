@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from nearkv.ingress.extproc.protobuf import (
+from nearkv.ingress.extproc.structs import decode_struct, encode_struct, map_entries
+from nearkv.protobuf import (
     WireError,
     bytes_field,
     fields_of,
@@ -18,7 +19,6 @@ from nearkv.ingress.extproc.protobuf import (
     text_field,
     varint_field,
 )
-from nearkv.ingress.extproc.structs import decode_struct, encode_struct, map_entries
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"

@@ -28,7 +28,7 @@ from nearkv.ingress.extproc.health import (
     status_of,
 )
 from nearkv.ingress.extproc.messages import PROCESS, SERVICE
-from nearkv.ingress.extproc.protobuf import WireError
+from nearkv.protobuf import WireError
 from nearkv.settings import Address, TlsSettings
 
 _WATCH_SECONDS = 0.2

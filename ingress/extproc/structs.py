@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nearkv.ingress.extproc.protobuf import (
+from nearkv.protobuf import (
     WireError,
     bytes_field,
     fields_of,

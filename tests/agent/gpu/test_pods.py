@@ -17,7 +17,7 @@ from nearkv.agent.gpu.pod_messages import (
 )
 from nearkv.agent.gpu.pod_resources import PodResources
 from nearkv.agent.gpu.pod_watching import PodWatch
-from nearkv.agent.gpu.protobuf import WireError, fields_of, text_of
+from nearkv.protobuf import WireError
 from tests.agent.gpu.kubelet import (
     Kubelet,
     claim,
@@ -43,29 +43,6 @@ def test_bytes_that_were_written_by_hand():
         "0a21 0a0161 120162 1a19 1217 0a0e 6e76696469612e636f6d2f677075 1205 4750552d31"
     )
     assert decode_list(data) == (PodDevices("b", "a", (GivenDevice(GPU, "GPU-1"),)),)
-
-
-def test_fields_of_all_wire_types():
-    data = bytes.fromhex("0896 01 11 0102030405060708 1a02 6869 25 01020304")
-    assert list(fields_of(data)) == [
-        (1, 150),
-        (2, bytes(range(1, 9))),
-        (3, b"hi"),
-        (4, bytes(range(1, 5))),
-    ]
-
-
-@pytest.mark.parametrize(
-    "data", ["0a05 61", "08", "0b", "08 ffffffffffffffffffffff", "25 0102", "0a ff ff ff ff 0f"]
-)
-def test_what_is_no_message(data):
-    with pytest.raises(WireError):
-        list(fields_of(bytes.fromhex(data)))
-
-
-def test_a_text_that_is_none():
-    with pytest.raises(WireError):
-        text_of(bytes.fromhex("0a01ff"), 1)
 
 
 @given(st.binary(max_size=200))

@@ -10,7 +10,7 @@ from nearkv.ingress.errors import NoEngineError, NoRoomError
 from nearkv.ingress.extproc.conversing import Conversation
 from nearkv.ingress.extproc.metrics import ExtProcMetrics
 from nearkv.ingress.extproc.picking import Pick
-from nearkv.ingress.extproc.protobuf import WireError, fields_of
+from nearkv.protobuf import WireError, fields_of
 from tests.ingress.extproc import wire_messages as wire
 
 

@@ -6,7 +6,7 @@ from nearkv.ingress.errors import BodyTooLargeError
 from nearkv.ingress.extproc.exchange import Exchange, ModeError, Stage
 from nearkv.ingress.extproc.messages import decode_message
 from nearkv.ingress.extproc.picking import Pick
-from nearkv.ingress.extproc.protobuf import fields_of
+from nearkv.protobuf import fields_of
 from tests.ingress.extproc import wire_messages as wire
 
 PICK = Pick(endpoint="10.0.0.1:8000", request_id="r")

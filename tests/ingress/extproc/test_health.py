@@ -3,7 +3,7 @@
 import pytest
 
 from nearkv.ingress.extproc.health import Serving, asked_service, encode_status, status_of
-from nearkv.ingress.extproc.protobuf import WireError, text_field
+from nearkv.protobuf import WireError, text_field
 
 PICKER = "envoy.service.ext_proc.v3.ExternalProcessor"
 

@@ -16,7 +16,7 @@ from nearkv.ingress.extproc.messages import (
     immediate_answer,
     plain_answer,
 )
-from nearkv.ingress.extproc.protobuf import WireError, bytes_field, fields_of, varint_field
+from nearkv.protobuf import WireError, bytes_field, fields_of, varint_field
 from tests.ingress.extproc import wire_messages as wire
 
 

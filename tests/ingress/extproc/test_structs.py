@@ -2,8 +2,8 @@
 
 import pytest
 
-from nearkv.ingress.extproc.protobuf import WireError, bytes_field, text_field, varint_field
 from nearkv.ingress.extproc.structs import decode_struct, encode_struct, texts_of
+from nearkv.protobuf import WireError, bytes_field, text_field, varint_field
 
 
 def struct_of(name, value):

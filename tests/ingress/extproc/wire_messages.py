@@ -1,7 +1,7 @@
 """Messages as Envoy sends them, for tests; made by the same rules from the other side."""
 
-from nearkv.ingress.extproc.protobuf import bytes_field, text_field, varint_field
 from nearkv.ingress.extproc.structs import encode_struct
+from nearkv.protobuf import bytes_field, text_field, varint_field
 
 
 def header_map(headers):

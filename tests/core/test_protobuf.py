@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearkv.ingress.extproc.protobuf import (
+from nearkv.protobuf import (
     WireError,
     bytes_field,
     fields_of,
     message_at,
+    messages_of,
     nested,
     text,
+    text_at,
     text_field,
     varint_field,
 )
@@ -83,3 +85,35 @@ def test_fields_of_another_kind_than_expected_are_errors():
         nested(7)
     with pytest.raises(WireError, match="UTF-8"):
         text(memoryview(b"\xff"))
+
+
+def test_fields_of_all_wire_types():
+    data = bytes.fromhex("0896 01 11 0102030405060708 1a02 6869 25 01020304")
+    assert read(data) == [
+        (1, 150),
+        (2, bytes(range(1, 9))),
+        (3, b"hi"),
+        (4, bytes(range(1, 5))),
+    ]
+
+
+@pytest.mark.parametrize(
+    "data", ["0a05 61", "08", "0b", "08 ffffffffffffffffffffff", "25 0102", "0a ff ff ff ff 0f"]
+)
+def test_what_is_no_message(data):
+    with pytest.raises(WireError):
+        read(bytes.fromhex(data))
+
+
+def test_a_text_that_is_none():
+    with pytest.raises(WireError):
+        text_at(memoryview(bytes.fromhex("0a01ff")), 1)
+
+
+def test_the_last_text_of_a_number_counts_and_all_messages_are_found():
+    data = memoryview(
+        text_field(1, "a") + varint_field(1, 5) + text_field(2, "x") + text_field(1, "b")
+    )
+    assert text_at(data, 1) == "b"
+    assert text_at(data, 3) == ""
+    assert [bytes(found) for found in messages_of(data, 1)] == [b"a", b"b"]

@@ -1,5 +1,6 @@
 """The protobuf wire format (pure): fields out of bytes, and bytes out of fields.
 
+It serves gRPC without generated code: the kubelet's pod resources and Envoy's ext_proc.
 What is not asked for is passed over, so that later versions of a message can be read. Contents
 of messages are views of the bytes given: nothing is copied until somebody keeps it.
 """
@@ -41,6 +42,13 @@ def fields_of(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         place += length
 
 
+def messages_of(data: memoryview, number: int) -> Iterator[memoryview]:
+    """Yield the contents of a repeated field of messages or strings."""
+    for found, content in fields_of(data):
+        if found == number and isinstance(content, memoryview):
+            yield content
+
+
 def message_at(data: memoryview, number: int) -> memoryview | None:
     """Return the last field of that number that holds bytes, as the format wants it."""
     found = None
@@ -58,6 +66,12 @@ def text(content: int | memoryview) -> str:
         return str(content, "utf-8")
     except UnicodeDecodeError as error:
         raise WireError("a text field is not UTF-8") from error
+
+
+def text_at(data: memoryview, number: int) -> str:
+    """Return the last string field of that number, empty where there is none."""
+    content = message_at(data, number)
+    return "" if content is None else text(content)
 
 
 def nested(content: int | memoryview) -> memoryview:
