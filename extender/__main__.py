@@ -1,6 +1,5 @@
 """Entry point of ``nearkv-extender``."""
 
-from nearkv.extender.descriptors import raise_descriptor_limit
 from nearkv.extender.settings import ExtenderSettings
 from nearkv.serving import serve
 from nearkv.starting import spare_the_garbage_collector, start
@@ -19,7 +18,6 @@ async def _serve(settings: ExtenderSettings) -> None:
         build_app,
     )
 
-    raise_descriptor_limit()
     app = build_app(settings)
     spare_the_garbage_collector()
     await serve(

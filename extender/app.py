@@ -12,6 +12,7 @@ import structlog
 from aiohttp import web
 
 from nearkv.certificates import Certificates, ClientCertificates
+from nearkv.descriptors import descriptor_limit
 from nearkv.extender.api import (
     FILTER,
     PREEMPT,
@@ -34,7 +35,6 @@ from nearkv.extender.configuring import (
 )
 from nearkv.extender.deciding import Scorer
 from nearkv.extender.decisions import Decisions
-from nearkv.extender.descriptors import descriptor_limit
 from nearkv.extender.distance import DistanceConfig
 from nearkv.extender.ledger import Ledger
 from nearkv.extender.metrics import ExtenderMetrics, GaugeCollector, Gauges

@@ -1,10 +1,8 @@
 """Entry point of ``nearkv-ingress``."""
 
-import gc
-
 from nearkv.ingress.settings import IngressSettings, Mode
 from nearkv.serving import serve
-from nearkv.starting import start
+from nearkv.starting import spare_the_garbage_collector, start
 
 
 def main() -> None:
@@ -26,7 +24,7 @@ async def _serve(settings: IngressSettings) -> None:
     )
 
     app = await build_app(settings)
-    _spare_the_garbage_collector()
+    spare_the_garbage_collector()
     await serve(
         app,
         address=settings.listen,
@@ -34,17 +32,6 @@ async def _serve(settings: IngressSettings) -> None:
         in_flight=app[KNOWLEDGE].in_flight,
         drain_seconds=settings.drain_seconds,
     )
-
-
-def _spare_the_garbage_collector() -> None:
-    """Leave what is alive now out of collections, and run them less often.
-
-    A request makes hundreds of short-lived objects but no cycles to speak of; the default
-    thresholds would look through them after every few requests.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 if __name__ == "__main__":

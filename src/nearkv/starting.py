@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from nearkv.descriptors import raise_descriptor_limit
 from nearkv.errors import NearkvError
 from nearkv.logs import configure_logging
 from nearkv.serving import run
@@ -39,6 +40,7 @@ def start(
         settings_class, sys.argv[1:], prog=name, env=os.environ, component=component
     )
     configure_logging(component=component, level=settings.log_level)
+    raise_descriptor_limit()
     try:
         run(serve(settings))
     except NearkvError as error:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from nearkv.extender.descriptors import descriptor_limit, raise_descriptor_limit
+from nearkv.descriptors import descriptor_limit, raise_descriptor_limit
 
 
 @pytest.fixture
