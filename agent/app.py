@@ -20,7 +20,6 @@ from nearkv.agent.engine_kinds_probing import EngineKindProbe
 from nearkv.agent.gpu.metrics import GpuCollector
 from nearkv.agent.gpu.service import GpuService, plan_of
 from nearkv.agent.kubernetes.joining import WORKER_STATUSES, add_kubernetes
-from nearkv.agent.kubernetes.transfer_modes import TransferModes
 from nearkv.agent.links.metrics import LinkCollector
 from nearkv.agent.links.service import LinkService
 from nearkv.agent.metrics import NodeCollector, certificate_loads
@@ -73,7 +72,7 @@ def build_app(settings: AgentSettings, *, devices: DeviceReader | None = None) -
     if not specs and not settings.kubernetes.is_on:
         log.warning("no_engines_configured")
     boot = secrets.token_hex(4)
-    abilities = TransferModes({engine.id: engine.transfer for engine in settings.engines})
+    abilities = TransferAbilities({engine.id: engine.transfer for engine in settings.engines})
     state = NodeState(
         StateLog(
             boot=boot,

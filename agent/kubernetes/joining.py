@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry
 from nearkv.agent.gpu.service import GpuService
 from nearkv.agent.kubernetes.metrics import KubernetesCollector
 from nearkv.agent.kubernetes.service import KubernetesService
-from nearkv.agent.kubernetes.transfer_modes import TransferModes
 from nearkv.agent.node_state import NodeState
 from nearkv.agent.settings import AgentSettings
 from nearkv.agent.summary import HardwareReader
+from nearkv.agent.transfer.abilities import TransferAbilities
 from nearkv.agent.worker_status.metrics import WorkerStatusCollector
 from nearkv.agent.worker_status.service import WorkerStatusService
 from nearkv.health import Readiness
@@ -25,7 +25,7 @@ def make_services(
     settings: AgentSettings,
     state: NodeState,
     *,
-    modes: TransferModes,
+    modes: TransferAbilities,
     hardware: HardwareReader,
 ) -> tuple[KubernetesService, WorkerStatusService]:
     """Return the two services, which do nothing yet, with their series registered."""
@@ -43,7 +43,7 @@ def add_kubernetes(  # noqa: PLR0913 (each is a part of the agent)
     state: NodeState,
     readiness: Readiness,
     *,
-    modes: TransferModes,
+    modes: TransferAbilities,
     gpus: GpuService,
     hardware: HardwareReader,
 ) -> None:

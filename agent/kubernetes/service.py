@@ -24,9 +24,9 @@ from nearkv.agent.kubernetes.fleet import EngineFleet
 from nearkv.agent.kubernetes.own_node import FollowLabel, OwnNode
 from nearkv.agent.kubernetes.pod_engines import PodEngine, PodRules
 from nearkv.agent.kubernetes.roster import PodRoster, Step
-from nearkv.agent.kubernetes.transfer_modes import TransferModes
 from nearkv.agent.node_state import NodeState
 from nearkv.agent.settings import AgentSettings
+from nearkv.agent.transfer.abilities import TransferAbilities
 from nearkv.agent.watching import EngineWatch
 from nearkv.agent.watching import WatchLimits as EngineLimits
 from nearkv.health import Readiness
@@ -60,7 +60,7 @@ class KubernetesService:
         self,
         settings: AgentSettings,
         state: NodeState,
-        modes: TransferModes,
+        modes: TransferAbilities,
         *,
         limits: WatchLimits | None = None,
     ) -> None:

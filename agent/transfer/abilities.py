@@ -30,7 +30,10 @@ def kv_bytes_per_token(registration: Registration) -> int:
 
 
 class TransferAbilities:
-    """Knows for each engine how its KV can move; ``modes`` are the configured ones by id."""
+    """Knows for each engine how its KV can move; ``modes`` are the configured ones by id.
+
+    Engines of pods come and go while the agent runs.
+    """
 
     def __init__(self, modes: Mapping[str, str]) -> None:
         self._modes = dict(modes)
@@ -44,6 +47,14 @@ class TransferAbilities:
     def mode_of(self, engine: str) -> str:
         """Return the mode of an engine; one that nobody configured may register."""
         return self._modes.get(engine) or self._modes.get(configured_name(engine)) or AGENT_MODE
+
+    def set_mode(self, engine: str, mode: str) -> None:
+        """Note how an engine's KV is to move: agent, nixl or off."""
+        self._modes[engine] = mode
+
+    def forget_mode(self, engine: str) -> None:
+        """Forget an engine that is gone."""
+        self._modes.pop(engine, None)
 
     def set_registered(self, registration: Registration, *, agent_url: str) -> None:
         """Note that an engine can move KV by this agent."""

@@ -191,7 +191,6 @@ def _agent_series() -> list[Series]:
     from nearkv.agent.gpu.service import GpuService, plan_of  # noqa: PLC0415 - see above
     from nearkv.agent.gpu.settings import GpuSettings  # noqa: PLC0415 - see above
     from nearkv.agent.kubernetes.joining import make_services  # noqa: PLC0415 - see above
-    from nearkv.agent.kubernetes.transfer_modes import TransferModes  # noqa: PLC0415 - see above
     from nearkv.agent.links.metrics import LinkCollector  # noqa: PLC0415 - see above
     from nearkv.agent.links.service import LinkService  # noqa: PLC0415 - see above
     from nearkv.agent.links.settings import LinkSettings  # noqa: PLC0415 - see above
@@ -204,6 +203,7 @@ def _agent_series() -> list[Series]:
     from nearkv.agent.state_log import StateLog  # noqa: PLC0415 - see above
     from nearkv.agent.summary import Hardware  # noqa: PLC0415 - see above
     from nearkv.agent.summary_metrics import SummaryMetrics  # noqa: PLC0415 - see above
+    from nearkv.agent.transfer.abilities import TransferAbilities  # noqa: PLC0415 - see above
     from nearkv.agent.transfer.metrics import (  # noqa: PLC0415 - see above
         TransferCollector,
         TransferGauges,
@@ -227,7 +227,7 @@ def _agent_series() -> list[Series]:
     registry.register(LinkCollector(LinkService(LinkSettings(), now=lambda: 0.0)))
     gpus = GpuSettings()
     registry.register(GpuCollector(GpuService(gpus, plan=plan_of(gpus))))
-    modes = TransferModes({})
+    modes = TransferAbilities({})
     make_services(registry, AgentSettings(), state, modes=modes, hardware=Hardware)
     return _series_of(registry)
 
