@@ -62,6 +62,16 @@ class Admission:
         """Tell whether others wait who come first."""
         return self._room.count > 0 and self._room.must_queue(model, priority)
 
+    async def in_turn(self, model: str, priority: int, attempt: Callable[[], T]) -> T:
+        """Return what ``attempt`` does, at once, or in turn where there is no room yet."""
+        if not self.must_queue(model, priority):
+            try:
+                return attempt()
+            except NoRoomError:
+                if not self.may_wait:
+                    raise
+        return await self.wait(model, priority, attempt)
+
     async def wait(self, model: str, priority: int, attempt: Callable[[], T]) -> T:
         """Return what ``attempt`` does once there is room; raises as the waiting room does."""
         started_at = time.perf_counter()

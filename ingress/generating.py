@@ -6,9 +6,6 @@ before the first byte gets one more decision without the engine that failed.
 """
 
 import asyncio
-import itertools
-import re
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +14,7 @@ from http import HTTPStatus
 import structlog
 from aiohttp import web
 
+from nearkv.ingress.accepting import RequestIds, check_path, check_room
 from nearkv.ingress.admitting import Admission
 from nearkv.ingress.answers import (
     ENGINE_HEADER,
@@ -36,30 +34,20 @@ from nearkv.ingress.errors import (
     NoEngineError,
     NoRoomError,
     RequestError,
-    TooManyRequestsError,
     UnknownModelError,
 )
 from nearkv.ingress.fleet import EngineView
 from nearkv.ingress.forwarding import Forwarder, Opened, Outcome, RetryableFailureError, Target
-from nearkv.ingress.hints import PrefixHint
+from nearkv.ingress.hints import PrefixHint, prefix_ids_of
 from nearkv.ingress.keying import Job, KeyFinder
 from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.metrics import IngressMetrics
 from nearkv.ingress.parity_watch import ParityWatch
 from nearkv.ingress.planning import Plan
-from nearkv.ingress.requests import (
-    GenerateRequest,
-    PromptKind,
-    parse_chat,
-    parse_completion,
-    parse_other,
-)
+from nearkv.ingress.requests import parse_request
 from nearkv.ingress.settings import IngressSettings
 from nearkv.ingress.two_legs import PrefillFailedError, TwoLegs
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_HINT_HEADERS = ("X-Prompt-Hash", "X-Session-ID")
-_MAX_HINT_LENGTH = 256
 _NO_KV = "no_kv"
 
 log = structlog.get_logger(__name__)
@@ -105,15 +93,13 @@ class GenerateHandler:
         self._now = now
         self._two_legs = two_legs
         self._parity = ParityWatch(knowledge.parity, metrics)
-        self._request_prefix = secrets.token_hex(5)
-        self._request_numbers = itertools.count(1)
+        self._request_ids = RequestIds()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request; errors become OpenAI's envelope, with a reason header."""
         arrived_at = time.perf_counter()
         self._know.totals.requests += 1
-        given = request.headers.get("X-Request-Id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else self._new_request_id()
+        request_id = self._request_ids.of(request.headers.get("X-Request-Id", ""))
         self._in_flight.enter(request)
         try:
             job = await self._accept(request, request_id, arrived_at)
@@ -144,19 +130,12 @@ class GenerateHandler:
     # -- Accepting ---------------------------------------------------------------------
 
     async def _accept(self, request: web.Request, request_id: str, arrived_at: float) -> Job:
-        limit = self._settings.limits.max_in_flight
-        if self._in_flight.count > limit:
-            raise TooManyRequestsError(
-                f"{limit} requests are being served already",
-                retry_after_seconds=self._settings.gate.retry_after_seconds,
-            )
-        if ".." in request.path and ".." in request.path.split("/"):
-            # Whoever resolves that behind us must not be led out of /v1 to an engine's own paths.
-            raise RequestError("the path must not contain ..")
+        check_room(self._in_flight.count, self._settings)
+        check_path(request.path)
         tenant, priority = self._admission.admit(request.headers)
         body = await self._read_body(request)
-        parsed = _parse(request, body)
-        prefix_ids = _prefix_ids(request)
+        parsed = parse_request(request.method, request.path, body, lambda: request.content_type)
+        prefix_ids = prefix_ids_of(request.headers)
         return Job(
             web_request=request,
             path=request.path,
@@ -166,16 +145,10 @@ class GenerateHandler:
             arrived_at=arrived_at,
             views=self._views_for(parsed.model),
             prefix_ids=prefix_ids,
-            hint=self._recall_hint(prefix_ids) if prefix_ids else None,
+            hint=self._know.hints.first_of(prefix_ids) if prefix_ids else None,
             priority=priority,
             tenant=tenant,
         )
-
-    def _recall_hint(self, prefix_ids: Sequence[str]) -> PrefixHint | None:
-        return next(filter(None, map(self._know.hints.get, prefix_ids)), None)
-
-    def _new_request_id(self) -> str:
-        return f"{self._request_prefix}-{next(self._request_numbers):x}"
 
     async def _read_body(self, request: web.Request) -> bytes:
         limit = self._settings.limits.max_body_bytes
@@ -262,14 +235,13 @@ class GenerateHandler:
         self, job: Job, attempt: int, failure: RetryableFailureError | None
     ) -> Decided:
         """Decide at once, or, where there is no room and nothing failed yet, in turn."""
-        admission, model = self._admission, job.parsed.model or ""
-        if failure is not None or not admission.must_queue(model, job.priority):
-            try:
-                return self._decider.decide(job, attempt)
-            except NoRoomError:
-                if failure is not None or not admission.may_wait:
-                    raise
-        return await admission.wait(model, job.priority, lambda: self._decider.decide(job, attempt))
+
+        def decide() -> Decided:
+            return self._decider.decide(job, attempt)
+
+        if failure is not None:
+            return decide()
+        return await self._admission.in_turn(job.parsed.model or "", job.priority, decide)
 
     async def _dispatch(
         self, job: Job, plan: Plan, view: EngineView, predicted: int
@@ -397,25 +369,6 @@ class GenerateHandler:
         info = serving.view.info
         for prefix_id in job.prefix_ids:
             self._know.hints.learn(prefix_id, PrefixHint(keys, info.id, info.incarnation))
-
-
-def _prefix_ids(request: web.Request) -> tuple[str, ...]:
-    headers = request.headers
-    return tuple(
-        f"{name}:{value[:_MAX_HINT_LENGTH]}"
-        for name in _HINT_HEADERS
-        if (value := headers.get(name))
-    )
-
-
-def _parse(request: web.Request, body: bytes) -> GenerateRequest:
-    if request.method != "POST":
-        return GenerateRequest(model=None, kind=PromptKind.NONE)
-    if request.path == "/v1/completions":
-        return parse_completion(body)
-    if request.path == "/v1/chat/completions":
-        return parse_chat(body)
-    return parse_other(body, request.content_type)
 
 
 def _discard(failure: RetryableFailureError | None) -> None:

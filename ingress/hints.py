@@ -7,10 +7,12 @@ tokenized or nobody holds any of it.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+_HEADERS = ("X-Prompt-Hash", "X-Session-ID")
+_MAX_ID_LENGTH = 256
 _BYTES_PER_KEY = 8
 _BYTES_PER_ENTRY = 400
 _KEPT_KEYS = 4096
@@ -25,6 +27,13 @@ class PrefixHint:
     incarnation: str
 
 
+def prefix_ids_of(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the prefix ids that a request names; ``headers`` ignore the case of names."""
+    return tuple(
+        f"{name}:{value[:_MAX_ID_LENGTH]}" for name in _HEADERS if (value := headers.get(name))
+    )
+
+
 class PrefixHints:
     """Least-recently-used map of prefix ids, bounded in bytes."""
 
@@ -36,6 +45,10 @@ class PrefixHints:
     def __len__(self) -> int:
         """Return how many prefix ids are known."""
         return len(self._of)
+
+    def first_of(self, prefix_ids: Sequence[str]) -> PrefixHint | None:
+        """Return what is known of the first of these ids that is known."""
+        return next(filter(None, map(self.get, prefix_ids)), None)
 
     def get(self, prefix_id: str) -> PrefixHint | None:
         """Return what is known of a prefix id."""

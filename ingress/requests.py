@@ -5,6 +5,7 @@ unchanged and judges the rest. Errors name the field, as the engine's own do.
 """
 
 import re
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
@@ -95,6 +96,22 @@ _completion = msgspec.json.Decoder(_Completion)
 _chat = msgspec.json.Decoder(_Chat)
 _any = msgspec.json.Decoder(_Any)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def parse_request(
+    method: str, path: str, body: bytes, content_type: Callable[[], str]
+) -> GenerateRequest:
+    """Parse a request by its path; raises :class:`RequestError`.
+
+    ``content_type`` is asked only where the path does not say what the body is.
+    """
+    if method != "POST":
+        return GenerateRequest(model=None, kind=PromptKind.NONE)
+    if path == "/v1/completions":
+        return parse_completion(body)
+    if path == "/v1/chat/completions":
+        return parse_chat(body)
+    return parse_other(body, content_type())
 
 
 def parse_completion(body: bytes) -> GenerateRequest:

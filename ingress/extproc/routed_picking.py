@@ -3,48 +3,35 @@
 This module is all that stands between the protocol and the router's inside.
 """
 
-import re
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
 from typing import cast
 
 import msgspec
 from aiohttp import web
 
+from nearkv.ingress.accepting import RequestIds, check_path, check_room
 from nearkv.ingress.admitting import Admission
 from nearkv.ingress.deciding import Decided, Decider
 from nearkv.ingress.errors import (
     IngressError,
     NoEngineError,
     NoRoomError,
-    RequestError,
-    TooManyRequestsError,
 )
 from nearkv.ingress.extproc.messages import Header
 from nearkv.ingress.extproc.picking import Asked, Pick
 from nearkv.ingress.extproc.reaching import Reach
 from nearkv.ingress.extproc.ticketing import Books, Chosen, RoutedTicket
 from nearkv.ingress.fleet import EngineView
+from nearkv.ingress.hints import prefix_ids_of
 from nearkv.ingress.keying import Job, KeyFinder
 from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.metrics import IngressMetrics
 from nearkv.ingress.parity_watch import ParityWatch
 from nearkv.ingress.planning import Plan
-from nearkv.ingress.requests import (
-    GenerateRequest,
-    PromptKind,
-    parse_chat,
-    parse_completion,
-    parse_other,
-)
+from nearkv.ingress.requests import parse_request
 from nearkv.ingress.settings import IngressSettings
-
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_HINT_HEADERS = ("X-Prompt-Hash", "X-Session-ID")
-_MAX_HINT_LENGTH = 256
 
 
 class RouterPicker:
@@ -81,17 +68,11 @@ class RouterPicker:
             clock=time.perf_counter,
         )
         self._own_headers, self._removed_headers = _credentials(settings)
-        self._request_prefix = secrets.token_hex(5)
-        self._request_numbers = count(1)
+        self._request_ids = RequestIds()
 
     def check_room(self) -> None:
         """Look whether one more request may be served; raises ``TooManyRequestsError``."""
-        limits = self._settings.limits
-        if self._know.in_flight.count > limits.max_in_flight:
-            raise TooManyRequestsError(
-                f"{limits.max_in_flight} requests are being served already",
-                retry_after_seconds=self._settings.gate.retry_after_seconds,
-            )
+        check_room(self._know.in_flight.count, self._settings)
 
     def refused(self, error: IngressError) -> None:
         """Count a refusal among the requests answered."""
@@ -128,25 +109,23 @@ class RouterPicker:
     # -- Accepting ---------------------------------------------------------------------
 
     def _accept(self, asked: Asked) -> Job:
-        if ".." in asked.path.split("/"):
-            raise RequestError("the path must not contain ..")
+        check_path(asked.path)
         tenant, priority = self._admission.admit(asked.headers)
-        given = asked.headers.get("x-request-id", "")
-        number = next(self._request_numbers)
-        prefix_ids = _prefix_ids(asked)
-        parsed = _parse(asked)
+        headers = asked.headers
+        prefix_ids = prefix_ids_of(headers)
+        parsed = parse_request(
+            asked.method, asked.path, asked.body, lambda: headers.get("content-type", "")
+        )
         return Job(
             web_request=cast(web.Request, None),  # nothing is forwarded from here
             path=asked.path,
             body=asked.body,
             parsed=parsed,
-            request_id=given
-            if _REQUEST_ID.fullmatch(given)
-            else f"{self._request_prefix}-{number:x}",
+            request_id=self._request_ids.of(headers.get("x-request-id", "")),
             arrived_at=asked.arrived_at,
             views=self._reach.views(parsed.model, asked.endpoints),
             prefix_ids=prefix_ids,
-            hint=next(filter(None, map(self._know.hints.get, prefix_ids)), None),
+            hint=self._know.hints.first_of(prefix_ids),
             priority=priority,
             tenant=tenant,
         )
@@ -155,14 +134,9 @@ class RouterPicker:
 
     async def _decide(self, job: Job) -> Decided:
         """Decide at once, or, where there is no room, in turn."""
-        admission, model = self._admission, job.parsed.model or ""
-        if not admission.must_queue(model, job.priority):
-            try:
-                return self._decider.decide(job, 0)
-            except NoRoomError:
-                if not admission.may_wait:
-                    raise
-        return await admission.wait(model, job.priority, lambda: self._decider.decide(job, 0))
+        return await self._admission.in_turn(
+            job.parsed.model or "", job.priority, lambda: self._decider.decide(job, 0)
+        )
 
     def _next_best(self, job: Job, first: EngineView) -> list[str]:
         """Return the endpoints to try after the pick, each as if those before had failed."""
@@ -190,24 +164,6 @@ def _without_bodies(job: Job, plan: Plan, *, splits: bool) -> Plan:
     if split is not None:
         split = replace(split, fields={}) if splits else None
     return replace(plan, split=split)
-
-
-def _prefix_ids(asked: Asked) -> tuple[str, ...]:
-    return tuple(
-        f"{name}:{value[:_MAX_HINT_LENGTH]}"
-        for name in _HINT_HEADERS
-        if (value := asked.headers.get(name))
-    )
-
-
-def _parse(asked: Asked) -> GenerateRequest:
-    if asked.method != "POST":
-        return GenerateRequest(model=None, kind=PromptKind.NONE)
-    if asked.path == "/v1/completions":
-        return parse_completion(asked.body)
-    if asked.path == "/v1/chat/completions":
-        return parse_chat(asked.body)
-    return parse_other(asked.body, asked.headers.get("content-type", ""))
 
 
 def _credentials(settings: IngressSettings) -> tuple[list[Header], list[str]]:

@@ -5,16 +5,14 @@ client: without KV from elsewhere the engine computes the prompt itself.
 """
 
 import asyncio
-import re
-import secrets
 import time
 from http import HTTPStatus
-from itertools import count
 
 import msgspec
 import structlog
 from aiohttp import web
 
+from nearkv.ingress.accepting import RequestIds
 from nearkv.ingress.answers import error_response
 from nearkv.ingress.errors import (
     BodyTimeoutError,
@@ -31,7 +29,6 @@ from nearkv.ingress.sidecar.prefilling import CHAT_PATH, Prefilling
 from nearkv.serving import InFlight
 
 _SPLIT_PATHS = frozenset({"/v1/completions", CHAT_PATH})
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 log = structlog.get_logger(__name__)
 
@@ -55,14 +52,11 @@ class SidecarHandler:
         self._metrics = metrics
         self._in_flight = in_flight
         self._body_seconds = body_seconds
-        self._request_prefix = secrets.token_hex(5)
-        self._request_numbers = count(1)
+        self._request_ids = RequestIds()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request; errors become OpenAI's envelope, with a reason header."""
-        given = request.headers.get("X-Request-Id", "")
-        number = next(self._request_numbers)
-        request_id = given if _REQUEST_ID.fullmatch(given) else f"{self._request_prefix}-{number:x}"
+        request_id = self._request_ids.of(request.headers.get("X-Request-Id", ""))
         self._in_flight.enter(request)
         try:
             return await self._serve(request, request_id)
