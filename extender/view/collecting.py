@@ -11,7 +11,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,6 +27,7 @@ from nearkv.extender.view.summaries import (
     decode_summary,
 )
 from nearkv.http_failures import explain_failure
+from nearkv.keepalive import probed_socket
 from nearkv.node_summary import SUMMARY_PATH, NodeSummary
 
 _OK = 200
@@ -303,14 +303,9 @@ class SummaryCollector:
 
 def _probed_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     """Return a socket on which the system notices by itself when the other host is gone."""
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family=family, type=kind, proto=protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", _PROBE_AFTER_SECONDS),
-        ("TCP_KEEPINTVL", _PROBE_EVERY_SECONDS),
-        ("TCP_KEEPCNT", _PROBES),
-    ):
-        with suppress(AttributeError, OSError):  # not on every platform
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return made
+    return probed_socket(
+        address,
+        after_seconds=_PROBE_AFTER_SECONDS,
+        every_seconds=_PROBE_EVERY_SECONDS,
+        probes=_PROBES,
+    )

@@ -20,6 +20,7 @@ import structlog
 
 from nearkv._version import __version__
 from nearkv.bounded_reading import read_at_most
+from nearkv.keepalive import probed_socket
 from nearkv.kube.credentials import Endpoint, Loader, automatic, plain
 from nearkv.kube.errors import AccessError, ApiError, Trouble
 from nearkv.kube.failing import naming_failures, refusal
@@ -218,13 +219,7 @@ def _keep_alive_socket(address: tuple[Any, ...]) -> socket.socket:
 
     A watch may be quiet for longer, and a load balancer may forget it without a word.
     """
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):  # names and presence differ by system
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return made
+    return probed_socket(address, after_seconds=30, every_seconds=10, probes=3)
 
 
 def _route(endpoint: Endpoint) -> dict[str, Any]:
