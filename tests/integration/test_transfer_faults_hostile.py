@@ -43,8 +43,9 @@ from nearkv.transfer.messages import (
     RegisterWorker,
     StartPull,
 )
+from tests.doubles.agent_line import Line
 from tests.doubles.connector_engine import ConnectorEngine
-from tests.doubles.kv_engine import FakeEngine, KvShape, Line, pack
+from tests.doubles.kv_engine import FakeEngine, KvShape, pack
 from tests.integration.kv_nodes import kv_node
 from tests.integration.kv_service import scripted_service
 from tests.integration.kv_site import Place, Site

@@ -21,7 +21,8 @@ from nearkv.state.model import EngineInfo
 from nearkv.transfer.framing import encode_frame, send_with_fds
 from nearkv.transfer.memory import create_memory
 from nearkv.transfer.messages import CancelPull, LeaseClosed, LookupDone, Refused, RegisterWorker
-from tests.doubles.kv_engine import FakeEngine, KvShape, Line, RegistrationRefused
+from tests.doubles.agent_line import Line
+from tests.doubles.kv_engine import FakeEngine, KvShape, RegistrationRefused
 from tests.integration.kv_nodes import open_descriptors
 from tests.integration.kv_service import scripted_service
 from tests.integration.stack import eventually
