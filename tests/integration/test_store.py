@@ -288,6 +288,7 @@ async def test_blocks_that_were_reused_are_not_stored(files):
         p.scheduler.send(lease)
         await eventually(lambda: told(node)["puts_failed"] == 1, what="it is over")
         assert files.entries == 0
+        await eventually(lambda: told(node)["usable"] is not None, what="it was tried")
         assert told(node)["usable"]
 
 
