@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import tempfile
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -206,16 +206,26 @@ async def test_a_fresh_engine_goes_on_with_what_another_stored(stage, tier, labe
 @pytest.mark.parametrize("tier", TIERS)
 async def test_a_spoilt_entry_is_computed_instead(stage, tier):
     name = f"{tier} spoilt"
-    spoil(stage, tier)
-    async with stage.agent("b", tier) as service:
-        before = await events(stage, "load", "corrupt")
-        assert await stage.ask("b", random_prompt(name)) == stage.computed[name]
-        assert service.describe()["store"]["pulls_failed"] == 1
-        assert await events(stage, "load", "corrupt") == before + 1
+    with spoilt(stage, tier):
+        async with stage.agent("b", tier) as service:
+            before = await events(stage, "load", "corrupt")
+            assert await stage.ask("b", random_prompt(name)) == stage.computed[name]
+            assert service.describe()["store"]["pulls_failed"] == 1
+            assert await events(stage, "load", "corrupt") == before + 1
 
 
-def spoil(stage, tier):
-    """Flip a byte at the end of every entry, where the KV is."""
+@contextmanager
+def spoilt(stage, tier):
+    """Have all entries spoilt for a while; those that were read in it are gone after it."""
+    flip(stage, tier)
+    try:
+        yield
+    finally:
+        flip(stage, tier)
+
+
+def flip(stage, tier):
+    """Flip a bit at the end of every entry, where the KV is."""
     if tier == "files":
         for path in (stage.folder / "store").glob("??/*.kvsp"):
             data = bytearray(path.read_bytes())
@@ -242,7 +252,12 @@ async def test_a_store_that_hangs_costs_a_request_no_more_than_its_deadline(stag
 
 
 async def test_a_store_that_is_gone_costs_a_request_nothing_but_the_computing(stage):
-    async with stage.agent("b", "redis") as service:
-        stage.redis.end()
-        assert await stage.ask("b", random_prompt("gone")) == stage.computed["gone"]
-        assert service.describe()["store"]["why"].startswith("no_path")
+    (stage.folder / "another").mkdir()
+    another = RedisServer.start(stage.folder / "another")  # the other tests need theirs
+    try:
+        async with stage.agent("b", "redis", url=another.url) as service:
+            another.end()
+            assert await stage.ask("b", random_prompt("gone")) == stage.computed["gone"]
+            assert service.describe()["store"]["why"].startswith("no_path")
+    finally:
+        another.end()
