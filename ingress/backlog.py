@@ -56,18 +56,20 @@ class Backlog:
         lane = self._of.get((engine, incarnation))
         if lane is None:
             return 0, 0.0
-        elapsed = max(0.0, self._now() - lane.since)
-        count, total = len(lane.entries), lane.tokens * seconds_per_token
-        if elapsed >= total and not lane.telling:
-            return count, 0.0
-        done = 0.0
+        left = lane.tokens * seconds_per_token
+        elapsed = self._now() - lane.since
+        if elapsed >= left and not lane.telling:
+            return len(lane.entries), 0.0
         for entry in lane.entries.values():
             seconds = entry.tokens * seconds_per_token
-            done += min(seconds, elapsed)
-            elapsed -= seconds
-            if entry.tells or elapsed <= 0:
+            if elapsed < seconds:
+                left -= max(0.0, elapsed)
                 break
-        return count, max(0.0, total - done)
+            left -= seconds
+            elapsed -= seconds
+            if entry.tells:
+                break
+        return len(lane.entries), max(0.0, left)
 
     def counting(
         self, engine: str, incarnation: str, tokens: int, *, tells: bool = True

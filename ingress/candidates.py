@@ -7,11 +7,11 @@ import msgspec
 from nearkv.freshness import Freshness, FreshnessLimits
 from nearkv.ingress.fleet import EngineView
 from nearkv.ingress.hints import PrefixHint
-from nearkv.ingress.ledger import EngineLoad, Ledger
+from nearkv.ingress.ledger import Ledger
 from nearkv.ingress.parity import ParityCheck
 from nearkv.ingress.routing import Candidate
 from nearkv.ingress.suspects import Suspects
-from nearkv.state.model import EngineGauges, EngineInfo, EngineState
+from nearkv.state.model import EngineInfo, EngineState
 
 
 class PromptView(msgspec.Struct, frozen=True):
@@ -38,18 +38,20 @@ class CandidateBuilder:
         self._parity = parity
         self._suspects = suspects
         self._limits = limits
+        self._fresh_seconds = limits.fresh_seconds
 
     def build(self, views: Iterable[EngineView], prompt: PromptView, now: float) -> list[Candidate]:
         """Return one candidate for each engine not tried yet."""
-        return [
-            self._candidate(view, prompt, now) for view in views if view.info.id not in prompt.tried
-        ]
+        tried = prompt.tried
+        return [self._candidate(view, prompt, now) for view in views if view.info.id not in tried]
 
     def _candidate(self, view: EngineView, prompt: PromptView, now: float) -> Candidate:
         info = view.info
         engine, incarnation = info.id, info.incarnation
-        age_seconds = view.age_seconds(now)
-        freshness = self._limits.classify(age_seconds)
+        freshness, decay = Freshness.FRESH, 1.0
+        if view.gauges_at is None or now - view.gauges_at > self._fresh_seconds:
+            age_seconds = view.age_seconds(now)
+            freshness, decay = self._limits.classify(age_seconds), self._decay(age_seconds)
         in_flight = self._ledger.at(engine, incarnation)
         cached = host = disk = 0
         depth = prompt.depths.get(engine, 0)
@@ -60,18 +62,21 @@ class CandidateBuilder:
         queue = total_bytes = free_ratio = free_tokens = None
         gauges = view.gauges
         if gauges is not None:
-            if gauges.requests_running is not None:
-                queue = gauges.requests_running + (gauges.requests_waiting or 0)
+            running, total_tokens = gauges.requests_running, gauges.kv_total_tokens
+            if running is not None:
+                queue = running + (gauges.requests_waiting or 0)
             total_bytes = gauges.kv_total_bytes
-            free_ratio = _free_ratio(gauges, in_flight)
-            if free_ratio is not None and gauges.kv_total_tokens:
-                free_tokens = int(free_ratio * gauges.kv_total_tokens)
+            used_ratio = gauges.kv_used_ratio
+            if used_ratio is not None:
+                free_ratio = _free_ratio(used_ratio, total_tokens, in_flight.tokens)
+                if total_tokens:
+                    free_tokens = int(free_ratio * total_tokens)
         hint = prompt.hint
         return Candidate(
             engine,
             info.role,
             freshness,
-            1.0 if freshness is Freshness.FRESH else self._decay(age_seconds),
+            decay,
             self._parity.trust_ratio(engine, incarnation),
             cached,
             free_ratio,
@@ -119,15 +124,13 @@ def _slower_tokens(cached: int, block_size: int, faster: tuple[int, int]) -> tup
     return on_host - on_device, cached - on_host
 
 
-def _free_ratio(gauges: EngineGauges, in_flight: EngineLoad) -> float | None:
+def _free_ratio(used_ratio: float, total_tokens: int | None, in_flight_tokens: int) -> float:
     """Return the share of KV free for new requests.
 
     The engine's reading may be older than our last dispatches, so the larger of the two
     counts of use is taken. Whatever an agent sends, the result is within 0..1.
     """
-    used = gauges.kv_used_ratio
-    if used is None:
-        return None
-    if gauges.kv_total_tokens and in_flight.tokens:
-        used = max(used, in_flight.tokens / gauges.kv_total_tokens)
-    return max(0.0, min(1.0, 1.0 - used))
+    if total_tokens and in_flight_tokens > used_ratio * total_tokens:
+        used_ratio = in_flight_tokens / total_tokens
+    free_ratio = 1.0 - used_ratio
+    return free_ratio if 0.0 <= free_ratio <= 1.0 else max(0.0, min(1.0, free_ratio))

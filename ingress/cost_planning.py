@@ -75,11 +75,13 @@ class CostChooser:
         weights = self._weights.for_priority(priority) if priority else self._weights
         placements = self._know.placements
         entrants = []
+        quotes = []
         for candidate in candidates:
             engine = candidate.engine
             quoted = quote(candidate, terms[engine], tokens, weights)
             placed = placements.at(engine, views[engine].info.incarnation)
             requests, new_tokens = placed or self._join(engine, candidates, views)
+            quotes.append(quoted)
             entrants.append(Entrant(candidate, quoted, requests, new_tokens))
         seed = xxh3_64_intdigest(job.request_id.encode())
         ask = Ask(
@@ -92,7 +94,7 @@ class CostChooser:
         )
         gate = gate_for(priority, self._gate) if priority else self._gate
         decision = decide_by_cost(entrants, ask, self._rules, gate)
-        return Costed(decision, [e.quote for e in entrants], _expected(decision, entrants, tokens))
+        return Costed(decision, quotes, _expected(decision, quotes, tokens))
 
     def _join(
         self, engine: str, candidates: Sequence[Candidate], views: Mapping[str, EngineView]
@@ -106,10 +108,10 @@ class CostChooser:
         return 0.0, usual
 
 
-def _expected(decision: Decision, entrants: Sequence[Entrant], tokens: int) -> Expected | None:
-    for entrant in entrants:
-        if entrant.candidate.engine == decision.engine:
-            missing = max(0, tokens - entrant.quote.held_tokens)
-            quoted = entrant.quote
+def _expected(decision: Decision, quotes: Sequence[Quote], tokens: int) -> Expected | None:
+    chosen = decision.engine
+    for quoted in quotes:
+        if quoted.engine == chosen:
+            missing = tokens - quoted.held_tokens  # no quote holds more than the prompt
             return Expected(missing, quoted.first_token_ms, quoted.wait_ms == 0.0)
     return None

@@ -64,12 +64,12 @@ class PrefillFits:
             if told is None:
                 return PrefillLine(0.0, usual)
             sums = self._open(engine)
-        if told is not None and told != sums.told:
-            sums.told = told
-            sums.line = None
-        if sums.line is None:
-            sums.line = _fit(sums)
-        return sums.line or PrefillLine(0.0, usual)
+        line = sums.line
+        if line is None or (told != sums.told and told is not None):
+            if told is not None:
+                sums.told = told
+            line = sums.line = _fit(sums)
+        return line or PrefillLine(0.0, usual)
 
     def observe(self, engine: str, tokens: int, seconds: float) -> None:
         """Take the time from dispatch to first byte of a request that had not to wait.

@@ -32,14 +32,16 @@ class Pricing:
     ) -> Mapping[str, EngineTerms]:
         """Return the terms of each candidate; ``tokens`` is the prompt's length."""
         terms: dict[str, EngineTerms] = {}
-        usual_seconds: float | None = None
+        usual_seconds = 0.0
+        line_of = self._know.fits.line
         for candidate in candidates:
-            view = views[candidate.engine]
+            engine = candidate.engine
+            view = views[engine]
             told = told_seconds(view)
-            if told is None and usual_seconds is None:
+            if told is None and not usual_seconds:
                 usual_seconds = self._usual_seconds(views.values())
-            line = self._know.fits.line(candidate.engine, told, usual_seconds or 0.0)
-            terms[candidate.engine] = self._terms(view, candidate, line, tokens)
+            line = line_of(engine, told, usual_seconds)
+            terms[engine] = self._terms(view, candidate, line, tokens)
         return terms
 
     def _terms(
@@ -57,18 +59,18 @@ class Pricing:
             if waiting and waiting > ours:
                 each = self._usual_tokens(engine, incarnation, tokens) * per_token
                 wait_seconds += (waiting - ours) * each * candidate.decay
-        host_ms = disk_ms = 0.0
-        if candidate.host_tokens or candidate.disk_tokens:
-            kv_ms = kv_bytes_per_token(view, self._prior.kv_bytes_per_token) * _MS
-            host_ms = kv_ms / self._cost.host_bytes_per_second
-            disk_ms = kv_ms / self._cost.disk_bytes_per_second
+        decoding = max(decoding, 0)
+        wait_ms, fixed_ms = wait_seconds * _MS, line.fixed_seconds * _MS
+        if not candidate.host_tokens and not candidate.disk_tokens:
+            return EngineTerms(wait_ms, fixed_ms, per_token * _MS, decoding)
+        kv_ms = kv_bytes_per_token(view, self._prior.kv_bytes_per_token) * _MS
         return EngineTerms(
-            wait_seconds * _MS,
-            line.fixed_seconds * _MS,
+            wait_ms,
+            fixed_ms,
             per_token * _MS,
-            max(0, decoding),
-            host_ms,
-            disk_ms,
+            decoding,
+            kv_ms / self._cost.host_bytes_per_second,
+            kv_ms / self._cost.disk_bytes_per_second,
         )
 
     def _usual_tokens(self, engine: str, incarnation: str, tokens: int) -> float:

@@ -50,7 +50,7 @@ class Weights:
         return Weights(self.decode_stall * factor, self.crowding * factor)
 
 
-class Quote(msgspec.Struct, frozen=True, gc=False):
+class Quote(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The terms of one engine for one request, in milliseconds.
 
     ``cost_ms``, their sum, is what engines are compared by; ``held_tokens`` is what of the
@@ -58,12 +58,12 @@ class Quote(msgspec.Struct, frozen=True, gc=False):
     """
 
     engine: str
-    held_tokens: int
-    wait_ms: float
-    recompute_ms: float
-    load_ms: float
-    disturb_ms: float
-    cost_ms: float
+    held_tokens: int = 0
+    wait_ms: float = 0.0
+    recompute_ms: float = 0.0
+    load_ms: float = 0.0
+    disturb_ms: float = 0.0
+    cost_ms: float = 0.0
 
     @property
     def first_token_ms(self) -> float:
@@ -73,7 +73,8 @@ class Quote(msgspec.Struct, frozen=True, gc=False):
 
 def quote(candidate: Candidate, terms: EngineTerms, tokens: int, weights: Weights) -> Quote:
     """Return what a prompt of so many tokens takes on one engine."""
-    cached = min(trusted_tokens(candidate), tokens)
+    cached = trusted_tokens(candidate)
+    cached = min(cached, tokens)
     recompute_ms = terms.fixed_ms + (tokens - cached) * terms.ms_per_token
     load_ms = 0.0
     if candidate.host_tokens or candidate.disk_tokens:

@@ -47,7 +47,7 @@ class Gate:
     min_free_ratio: float = 0.10
 
 
-class Candidate(msgspec.Struct, frozen=True, gc=False):
+class Candidate(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One engine as the router sees it for one request; ``None`` is unknown.
 
     ``cached_tokens`` is what it should hold of the prompt; ``decay`` and ``trust`` (both
