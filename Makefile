@@ -14,7 +14,7 @@ export PATH := $(CURDIR)/build/tools/usr/bin:$(PATH)
 ENVOY_VENV := .venv-envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all lint format render promtool docs bench-index bench-transfer bench-ingress bench-extender bench-placement bench-agent bench-fleet test-hosts test-cluster check-gpu clean
+.PHONY: help setup run demo test test-all lint format render promtool docs bench-index bench-transfer bench-ingress bench-extender bench-placement bench-routing bench-agent bench-fleet bench-chaos test-hosts test-cluster check-gpu clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,12 @@ $(BENCH_VENV)/.stamp-transfer: tests/benchmarks/requirements-transfer.txt $(BENC
 	@xargs -n 1 $(BENCH_VENV)/bin/python -m pip install --quiet --no-deps < $< && touch $@ \
 		|| echo "A peer could not be installed; bench-transfer will name it as missing"
 
+$(BENCH_VENV)/.stamp-routers: tests/benchmarks/requirements-routers.txt $(BENCH_VENV)/.stamp
+	@$(BENCH_VENV)/bin/python -m pip install --quiet --requirement $< && touch $@
+
+bench-peers: $(VENV)/.stamp $(BENCH_VENV)/.stamp-routers $(ENVOY_VENV)/.stamp ## Other routers beside ours on the same engine doubles (ROUTERS=, SEED=; 15 minutes)
+	@$(RUN) -m tests.benchmarks.bench_peers
+
 bench-transfer: $(VENV)/.stamp $(BENCH_VENV)/.stamp-transfer ## Moving KV blocks by shm and tcp, beside memcpy, NIXL, Mooncake and sockets
 	@$(RUN) -m tests.benchmarks.bench_transfer
 
@@ -102,11 +108,17 @@ bench-extender: $(VENV)/.stamp ## The scheduler extender by itself, beside a nai
 bench-placement: $(VENV)/.stamp ## Predicted KV fetch time in a simulated cluster, beside a stock scheduler and zone affinity
 	@$(RUN) -m tests.benchmarks.bench_placement
 
+bench-routing: $(VENV)/.stamp ## The public trace over 16 simulated engines, beside other routers' policies (3 minutes, TRACE=)
+	@$(RUN) -m tests.benchmarks.bench_routing
+
 bench-agent: $(VENV)/.stamp ## A node's agent under the KV events of eight engines, and idle (2 minutes)
 	@$(RUN) -m tests.benchmarks.bench_agent
 
 bench-fleet: $(VENV)/.stamp ## One ingress and one extender view over 10, 100 and 1,000 simulated agents
 	@$(RUN) -m tests.benchmarks.bench_fleet
+
+bench-chaos: $(VENV)/.stamp ## Every part killed, stopped and slowed at random under load that checks answers (SECONDS=600 SEED=1)
+	@$(RUN) -m tests.benchmarks.bench_chaos
 
 test-hosts: $(VENV)/.stamp ## Path costs, ingress and extender over three hosts with links of limited speed (root, 6 minutes)
 	@$(RUN) -m tests.hosts

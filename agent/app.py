@@ -6,9 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 
-import aiohttp
 import structlog
-import zmq.asyncio
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry
@@ -22,10 +20,13 @@ from nearkv.agent.gpu.service import GpuService, plan_of
 from nearkv.agent.kubernetes.joining import WORKER_STATUSES, add_kubernetes
 from nearkv.agent.links.metrics import LinkCollector
 from nearkv.agent.links.service import LinkService
-from nearkv.agent.metrics import NodeCollector, certificate_loads
+from nearkv.agent.metrics import NodeCollector, certificate_loads, failed_handshakes
 from nearkv.agent.node_state import NodeState
+from nearkv.agent.probes.neighbours import Neighbours
+from nearkv.agent.probing import open_engine_session
 from nearkv.agent.settings import AgentSettings
 from nearkv.agent.state_log import StateLog
+from nearkv.agent.subscribing import open_context
 from nearkv.agent.summary import DeviceReader, Hardware, HardwareReader, SummaryTiming
 from nearkv.agent.summary_api import SummaryService
 from nearkv.agent.summary_metrics import SummaryMetrics
@@ -39,13 +40,13 @@ from nearkv.agent.warming.assembling import add_warming
 from nearkv.agent.warming.service import WarmService
 from nearkv.agent.watching import EngineWatch, WatchLimits
 from nearkv.agent.worker_status.prefixes import NamedPrefix
-from nearkv.certificates import CertificateFiles, Certificates
+from nearkv.certificates import Certificates
 from nearkv.health import Readiness, add_health_routes, create_registry
 from nearkv.kube.access import ApiAccess
 from nearkv.kube.patching import Patcher
 from nearkv.serving import Transport, require_bearer_token, require_client_certificate
 from nearkv.settings import secret_bytes
-from nearkv.supervising import supervised
+from nearkv.supervising import Job, TaskFailureCollector, supervised
 
 NODE_STATE = web.AppKey("node_state", NodeState)
 READINESS = web.AppKey("readiness", Readiness)
@@ -89,6 +90,7 @@ def build_app(settings: AgentSettings, *, devices: DeviceReader | None = None) -
     readiness = Readiness(_CHECK_WATCHES)
     registry = create_registry("agent")
     registry.register(NodeCollector(state))
+    registry.register(TaskFailureCollector("agent", readiness))
     app = web.Application(middlewares=guards(settings))
     app[TRANSPORT] = _add_tls(app, registry, settings, readiness)
     app[NODE_STATE] = state
@@ -98,7 +100,10 @@ def build_app(settings: AgentSettings, *, devices: DeviceReader | None = None) -
     links = _add_links(app, registry, settings, state, readiness)
     gpus = _add_gpus(app, registry, settings, state, readiness)
     app.cleanup_ctx.append(_watching(specs, settings, state, readiness))
-    _add_transfer(app, registry, settings, state, abilities)
+    neighbours = Neighbours()
+    _add_transfer(
+        app, registry, settings, state, abilities, readiness=readiness, neighbours=neighbours
+    )
     app[WARMING] = add_warming(app, registry, settings, state, readiness)
     devices = devices or gpus.summaries
 
@@ -119,6 +124,7 @@ def build_app(settings: AgentSettings, *, devices: DeviceReader | None = None) -
         modes=abilities,
         gpus=gpus,
         hardware=read_hardware,
+        neighbours=neighbours,
     )
     warming = app[WARMING]
     app[WORKER_STATUSES].prefixes = lambda engine: [
@@ -142,19 +148,15 @@ def _add_tls(
     readiness: Readiness,
 ) -> Transport:
     """Have the certificate files looked at, where there are some; returns how to serve."""
-    count = certificate_loads(registry)
+    count, count_handshake = certificate_loads(registry), failed_handshakes(registry)
     tls = settings.tls
     if tls is None:
         return Transport()
-    certificates = Certificates(
-        CertificateFiles(tls.cert, tls.key, tls.client_ca, every_client=False),
-        count=count,
-    )
+    certificates = Certificates(tls.files, count=count, count_handshake=count_handshake)
 
     async def watch(_app: web.Application) -> AsyncIterator[None]:
-        async with supervised(
-            [certificates.watch(tls.reload_seconds)], readiness, check=_CHECK_TLS
-        ):
+        job = Job("certificates", lambda: certificates.watch(tls.reload_seconds))
+        async with supervised([job], readiness, check=_CHECK_TLS):
             yield
 
     app.cleanup_ctx.append(watch)
@@ -187,7 +189,7 @@ def _add_summary(
     service.add_routes(app)
 
     async def summarize(_app: web.Application) -> AsyncIterator[None]:
-        async with supervised([service.run()], readiness, check=_CHECK_SUMMARY):
+        async with supervised([Job("summary", service.run)], readiness, check=_CHECK_SUMMARY):
             yield
 
     app.cleanup_ctx.append(summarize)
@@ -225,7 +227,8 @@ def _add_waking(
                     jitter_seconds=waking.settle_seconds,
                 ),
             )
-            async with supervised([announcer.run()], readiness, check=_CHECK_SUMMARY):
+            job = Job("waking", announcer.run)
+            async with supervised([job], readiness, check=_CHECK_SUMMARY):
                 yield
 
     app.cleanup_ctx.append(wake)
@@ -273,12 +276,15 @@ def _add_links(
     return links
 
 
-def _add_transfer(
+def _add_transfer(  # noqa: PLR0913 (each is a part of the agent)
     app: web.Application,
     registry: CollectorRegistry,
     settings: AgentSettings,
     state: NodeState,
     abilities: TransferAbilities,
+    *,
+    readiness: Readiness,
+    neighbours: Neighbours,
 ) -> None:
     """Add KV transfer where it is on; its series are there in any case."""
     metrics = TransferMetrics(registry)
@@ -294,7 +300,9 @@ def _add_transfer(
         costs=PathCosts(settings.node, path_priors(settings.transfer.priors)),
         packet_key=secret_bytes(settings.cluster_secret) or None,
     )
-    service = TransferService(directory, settings.transfer, around)
+    service = TransferService(
+        directory, settings.transfer, around, neighbours=neighbours, readiness=readiness
+    )
     state.transfer = service
     registry.register(TransferCollector(service.gauges))
     app[TRANSFER] = service
@@ -313,13 +321,14 @@ def _watching(
     """Return the application's context in which the engines are watched."""
     limits = WatchLimits(
         scrape_interval_seconds=settings.scrape.interval_seconds,
+        adapters_seconds=settings.scrape.adapters_seconds,
         table_limit_bytes=settings.state.table_limit_bytes,
         secret=secret_bytes(settings.cluster_secret),
     )
 
     async def watch_engines(_app: web.Application) -> AsyncIterator[None]:
-        context = zmq.asyncio.Context()
-        async with aiohttp.ClientSession() as session:
+        context = open_context()
+        async with open_engine_session() as session:
             watches = [
                 EngineWatch(
                     spec,
@@ -337,7 +346,7 @@ def _watching(
                 )
                 for spec in specs
             ]
-            jobs = [watch.run() for watch in watches]
+            jobs = [Job("engine_watch", watch.run) for watch in watches]
             async with supervised(jobs, readiness, check=_CHECK_WATCHES):
                 await _first_looks(watches)
                 readiness.set(_CHECK_WATCHES, ok=True)

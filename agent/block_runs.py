@@ -11,6 +11,10 @@ from collections.abc import Collection, Sequence
 
 from nearkv.agent.kv_events import Handle
 
+_LONGEST_RUN = 1024
+"""Taking a block out of a run costs as much as the run is long, and SGLang, whose blocks may be
+single tokens, removes whole documents from their start: longer chains are several runs."""
+
 
 class _Run:
     __slots__ = ("children", "handles", "parent", "used_at")
@@ -72,16 +76,25 @@ class BlockRuns:
         above = None if parent is None else run_of.get(parent)
         if above is not None and parent is not None and above.handles[-1] != parent:
             above = self._split(above, parent)
-        if above is not None and not above.children:
+        if above is not None and not above.children and _fits(above, fresh):
             above.handles.extend(fresh)
-            run = above
+            run_of.update(dict.fromkeys(fresh, above))
+            self._use(above, now)
         else:
-            run = _Run(list(fresh), above, now)
+            self._append(fresh, above, now)
+
+    def _append(self, handles: Sequence[Handle], above: _Run | None, now: float) -> None:
+        """Put a chain below a run, as runs of its own."""
+        for start in range(0, len(handles), _LONGEST_RUN):
+            part = list(handles[start : start + _LONGEST_RUN])
+            run = _Run(part, above, now)
             if above is not None:
                 above.adopt((run,))
                 self._leaves.pop(above, None)
-        self._use(run, now)
-        run_of.update(dict.fromkeys(fresh, run))
+            self._run_of.update(dict.fromkeys(part, run))
+            above = run
+        if above is not None:
+            self._use(above, now)
 
     def remove(self, handle: Handle, now: float) -> None:
         """Note that a block is not held any more; its neighbours stay."""
@@ -147,3 +160,7 @@ class BlockRuns:
             self._leaves[parent] = None
             # An evicted run was the oldest of all, so nothing is older than its parent.
             self._leaves.move_to_end(parent, last=not is_evicted)
+
+
+def _fits(run: _Run, handles: Sequence[Handle]) -> bool:
+    return len(run.handles) + len(handles) <= _LONGEST_RUN

@@ -32,7 +32,12 @@ BYTES_PER_BLOCK = 360
 It is what a table comes to after long churn, when the dicts have their most room to spare; a
 fresh one takes about half."""
 _BYTES_PER_ORPHAN_TOKEN = 36
+_BYTES_PER_WAITING = 400
+"""Of a block in another tier whose tokens are not known yet."""
 _EVICTED_AT_ONCE = 256
+_MOST_PLACES = 64
+"""Engines have a few tiers and groups. Each look-up of a parent goes through all of them, and
+each tier is a label of metrics."""
 
 _Place = tuple[str, int]  # medium, KV group
 
@@ -156,9 +161,18 @@ class BlockTable:
         return len(self._orphan_places)
 
     @property
+    def has_guests(self) -> bool:
+        """Tell whether something is kept that is of no use until more is known."""
+        return bool(self._orphans or self._waiting_tiers)
+
+    @property
     def estimated_bytes(self) -> int:
         """Memory held, by measured cost per entry."""
-        return self.block_count * BYTES_PER_BLOCK + self._orphan_tokens * _BYTES_PER_ORPHAN_TOKEN
+        return (
+            self.block_count * BYTES_PER_BLOCK
+            + self._orphan_tokens * _BYTES_PER_ORPHAN_TOKEN
+            + len(self._waiting_tiers) * _BYTES_PER_WAITING
+        )
 
     @property
     def oldest_use_at(self) -> float | None:
@@ -170,8 +184,8 @@ class BlockTable:
 
         Blocks go from all tiers together. Call it again until enough is freed, or nothing is.
         """
-        if self._orphans:
-            return self._drop_orphans()
+        if self.has_guests:
+            return self._drop_guests()
         handles = self._runs.evict(min(_EVICTED_AT_ONCE, -(-free_bytes // BYTES_PER_BLOCK)))
         freed = 0
         for (medium, _group), blocks in self._places.items():
@@ -181,9 +195,13 @@ class BlockTable:
         self.counts.evicted += freed
         return freed * BYTES_PER_BLOCK
 
-    def _drop_orphans(self) -> int:
+    def _drop_guests(self) -> int:
+        """Give up orphans, and tiers of blocks that are not known; returns the bytes freed."""
         freed = self._orphan_tokens * _BYTES_PER_ORPHAN_TOKEN
+        freed += len(self._waiting_tiers) * _BYTES_PER_WAITING
         self.counts.orphans_dropped += len(self._orphan_places)
+        self.counts.refused += len(self._waiting_tiers)
+        self._waiting_tiers.clear()
         self._orphans.clear()
         self._orphan_places.clear()
         self._orphan_tokens = 0
@@ -236,7 +254,10 @@ class BlockTable:
 
         A handle that is known keeps its key: engines name one content by one handle.
         """
-        blocks = self._places.setdefault((event.medium, event.group), {})
+        blocks = self._place((event.medium, event.group))
+        if blocks is None:
+            self.counts.refused += len(held)
+            return False
         if self.block_count + len(held) > self._limit_blocks:
             new = sum(handle not in blocks for handle in held)
             if self.block_count + new > self._limit_blocks:
@@ -249,6 +270,17 @@ class BlockTable:
             self._runs.add(list(held), event.parent, self._now)
         changes.add(event.medium, held.values())
         return True
+
+    def _place(self, place: _Place) -> dict[Handle, int] | None:
+        """Return the blocks of a place; ``None`` where there are too many places to have more."""
+        blocks = self._places.get(place)
+        if blocks is not None:
+            return blocks
+        if len(self._places) >= _MOST_PLACES:
+            self._places = {name: held for name, held in self._places.items() if held}
+            if len(self._places) >= _MOST_PLACES:
+                return None
+        return self._places.setdefault(place, {})
 
     def _chain(self, event: BlockStored, packed: bytes, parent: int | None) -> list[int]:
         """Return the keys of an event's blocks below ``parent``, their parent block's key."""
@@ -326,11 +358,18 @@ class BlockTable:
             key = self._find_key(handle, place)
             if key is not None:
                 self._copy(handle, key, place, changes)
-            elif len(self._waiting_tiers) < self._limit_blocks:
-                self._waiting_tiers.setdefault(handle, set()).add(place)
+            elif self._wait_for_tokens(handle, place):
                 self.counts.unresolved_tier += 1
             else:
                 self.counts.refused += 1
+
+    def _wait_for_tokens(self, handle: Handle, place: _Place) -> bool:
+        """Keep a tier of a block that is not known; False where there is no room."""
+        places = self._waiting_tiers.get(handle, set())
+        if len(places) >= _MOST_PLACES or len(self._waiting_tiers) >= self._limit_blocks:
+            return False
+        self._waiting_tiers.setdefault(handle, places).add(place)
+        return True
 
     def _fill_waiting_tiers(
         self, handles: Iterable[Handle], keys: Iterable[int], changes: BlockChanges
@@ -342,8 +381,8 @@ class BlockTable:
 
     def _copy(self, handle: Handle, key: int, place: _Place, changes: BlockChanges) -> None:
         """Note a known block in another place, if there is room."""
-        blocks = self._places.setdefault(place, {})
-        if handle not in blocks and self.block_count >= self._limit_blocks:
+        blocks = self._place(place)
+        if blocks is None or (handle not in blocks and self.block_count >= self._limit_blocks):
             self.counts.refused += 1
             return
         blocks[handle] = key

@@ -1,7 +1,7 @@
 """Where engines come from. One source so far: the configuration (pure)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nearkv.agent.engine_kinds import EngineKind
 from nearkv.agent.event_sources import EventSource, endpoint_of_rank
@@ -20,7 +20,7 @@ class EngineSpec:
     events: EventSource | None = None
     dp_size: int = 1
     kv_bytes_per_token: int | None = None
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     kind: EngineKind = EngineKind.AUTO
 
     def rank_id(self, dp_rank: int, ranks: int) -> str:

@@ -8,7 +8,7 @@ import msgspec
 from nearkv.agent.engine_kinds import EngineKind, SglangInfo, sglang_event_sources
 from nearkv.agent.errors import EngineProbeError
 from nearkv.agent.event_sources import EventSource
-from nearkv.agent.probing import EngineProbe
+from nearkv.agent.probing import MAX_VERSION_CHARACTERS, EngineProbe
 
 
 class EngineKindProbe(EngineProbe):
@@ -36,7 +36,7 @@ class EngineKindProbe(EngineProbe):
             if version is not None:
                 return version
         info = await self._sglang_info()
-        return None if info is None else info.version
+        return None if info is None else info.version[:MAX_VERSION_CHARACTERS]
 
     async def event_sources(self) -> dict[int, EventSource] | None:
         """Return the event endpoints by data-parallel rank; ``None`` where it does not tell."""
@@ -57,7 +57,7 @@ class EngineKindProbe(EngineProbe):
             return None
         try:
             return msgspec.json.decode(body, type=SglangInfo)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             if self._kind is EngineKind.AUTO:
                 return None
             raise EngineProbeError(

@@ -6,10 +6,19 @@ unknown, never zero.
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'\b(\w++)="((?:[^"\\]|\\.)*+)"')
+"""Each character is looked at once: a label without an end must not take seconds."""
+_MOST_LABEL_CHARACTERS = 1 << 14
+_MOST_NUMBER_CHARACTERS = 64
+MOST_SAMPLES = 20_000
+_VALUE_LIMIT = 1e15
+"""No count, size, time or share is below zero or as large as this; what is so is not known."""
+_FULL_RATIO = 1.0
+_MOST_RATIO = 2.0
 _WANTED = {
     "vllm:kv_cache_usage_perc": "kv_used_ratio",
     "vllm:num_requests_running": "requests_running",
@@ -97,9 +106,19 @@ class EngineReading:
 
 def parse_metrics(text: str) -> EngineReading:
     """Parse Prometheus text; lines that make no sense are passed over."""
+    return put_together(find_samples(text))
+
+
+def find_samples(text: str) -> list[Sample]:
+    """Return the wanted series of whole lines of Prometheus text."""
+    return list(_samples(text))
+
+
+def put_together(samples: Iterable[Sample]) -> EngineReading:
+    """Return what samples say; there is a bound on how many are looked at."""
     reading = EngineReading()
     of_sglang: list[Sample] = []
-    for name, labels, value in _samples(text):
+    for name, labels, value in islice(samples, MOST_SAMPLES):
         if name in _SGLANG_NAMES:
             of_sglang.append((name, labels, value))
             continue
@@ -116,11 +135,9 @@ def parse_metrics(text: str) -> EngineReading:
         elif name == _BY_SOURCE and labels.get("source") == "local_compute":
             rank.computed_tokens = value
     if of_sglang:
-        reading.ranks.update(_read_sglang(of_sglang))
-        if reading.start_time_seconds is None:
-            # The exact sum: it must not depend on the order in which the series come.
-            took = math.fsum(value for name, _, value in of_sglang if name == _SGLANG_STARTUP)
-            reading.start_time_seconds = took * 1000 or None
+        _add_sglang(reading, of_sglang)
+    for rank in reading.ranks.values():
+        rank.kv_used_ratio = _ratio(rank.kv_used_ratio)
     return reading
 
 
@@ -130,12 +147,15 @@ def _samples(text: str) -> Iterable[Sample]:
     Most of an engine's text is histogram buckets; one search over all of it finds the few lines
     that are wanted, which keeps a scrape at a tenth of a millisecond.
     """
-    for name, labels, number in _SAMPLE.findall("\n" + text):
+    for found in _SAMPLE.finditer("\n" + text):
+        name, labels, number = found.groups("")
+        if len(labels) > _MOST_LABEL_CHARACTERS or len(number) > _MOST_NUMBER_CHARACTERS:
+            continue
         try:
             value = float(number)
         except ValueError:
             continue
-        if math.isfinite(value):
+        if 0 <= value < _VALUE_LIMIT:
             yield name, dict(_LABEL.findall(labels)), value
 
 
@@ -160,7 +180,20 @@ def _whole(text: str | None) -> int | None:
     """Parse a label that may be missing, say ``None``, or be no size of anything."""
     if text is None or not text.isdecimal() or len(text) > _MOST_DIGITS:
         return None
-    return int(text)
+    return int(text) or None
+
+
+def _ratio(value: float | None) -> float | None:
+    """Return a share; a little over all of it is all of it, and much over it means nothing."""
+    return None if value is None or value > _MOST_RATIO else min(value, _FULL_RATIO)
+
+
+def _add_sglang(reading: EngineReading, samples: Sequence[Sample]) -> None:
+    reading.ranks.update(_read_sglang(samples))
+    if reading.start_time_seconds is None:
+        # The exact sum: it must not depend on the order in which the series come.
+        took = math.fsum(value for name, _, value in samples if name == _SGLANG_STARTUP)
+        reading.start_time_seconds = took * 1000 or None
 
 
 def _read_sglang(samples: Iterable[Sample]) -> dict[str, RankReading]:

@@ -10,8 +10,8 @@ when messages were lost for good. An incomplete table is rebuilt from what the r
 holds, because a missed removal would otherwise stand as a false hit for ever.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from nearkv.agent.block_table import BlockTable
 from nearkv.agent.engine_metrics import RankReading
@@ -87,6 +87,8 @@ class EngineTracker:
         self._prefill_speed = PrefillSpeed()
         self._state = EngineState.STARTING
         self._events = EventsState.OFF
+        self._is_connected: bool | None = None
+        self._is_replaying = False
         self._complete = False
         self._is_reduced = False
         self._incarnation = ""
@@ -94,6 +96,9 @@ class EngineTracker:
         self._restart_noticed = False
         self._admitted = True
         self._draining = False
+        self.stream = 0
+        """Changes when the event stream turns out to be another process's, or to be dead: what a
+        replay has brought that was asked for before is of no use then."""
 
     @property
     def incarnation(self) -> str:
@@ -172,9 +177,19 @@ class EngineTracker:
         self, asked: int, messages: Sequence[tuple[int, bytes]] | None, now: float
     ) -> None:
         """Apply a replay that was asked from ``asked``; ``None`` when it went unanswered."""
+        for _ in self.replaying(asked, messages, now):
+            pass
+
+    def replaying(
+        self, asked: int, messages: Sequence[tuple[int, bytes]] | None, now: float
+    ) -> Iterator[None]:
+        """Apply a replay as :meth:`on_replay` does, one message for each step.
+
+        Whoever stops in between calls :meth:`on_replay_given_up`.
+        """
         if messages is None:
             self.counts.unanswered_replays += 1
-            self._set_complete(complete=self._complete)
+            self._end_replay()
             return
         if asked == 0:
             self._complete = True
@@ -189,14 +204,29 @@ class EngineTracker:
             expected = max(expected, seq + 1)
             if self._sequence.applied is None or seq > self._sequence.applied:
                 self._take(seq, payload, now)
-        self._set_complete(complete=self._complete)
+            yield
+        self._end_replay()
 
     def on_replay_started(self) -> None:
         """Publish that the table is catching up."""
+        self._is_replaying = True
         self._publish_events(EventsState.REPLAYING)
 
+    def on_replay_given_up(self) -> None:
+        """Take note that a replay is of no use any more: the engine was another process."""
+        self._complete = False
+        self._end_replay()
+
+    def _end_replay(self) -> None:
+        self._is_replaying = False
+        self._set_complete(complete=self._complete)
+
     def on_subscription(self, *, connected: bool) -> None:
-        """Publish that the event stream is there, or broken."""
+        """Publish that the event stream is there, or broken, or was never there.
+
+        A broken one stays so whatever a replay brings, which may come from another port.
+        """
+        self._is_connected = connected
         if not connected:
             self._publish_events(EventsState.LOST)
         elif self._events is EventsState.LOST:
@@ -246,6 +276,8 @@ class EngineTracker:
         return freed
 
     def _drop_dead(self) -> None:
+        if self._is_replaying:
+            self.stream += 1
         if self.table.block_count or self.table.orphan_count:
             self._forget_blocks()
             self._sequence.restart()
@@ -259,9 +291,14 @@ class EngineTracker:
     def _set_complete(self, *, complete: bool) -> None:
         self._complete = complete
         is_whole = complete and not self._is_reduced
-        self._publish_events(EventsState.LIVE if is_whole else EventsState.PARTIAL)
+        if self._is_replaying:
+            self._publish_events(EventsState.REPLAYING)
+        else:
+            self._publish_events(EventsState.LIVE if is_whole else EventsState.PARTIAL)
 
     def _publish_events(self, events: EventsState) -> None:
+        if self._is_connected is False:
+            events = EventsState.LOST
         if self._events is not events:
             self._events = events
             self._publish()
@@ -315,6 +352,13 @@ class EngineTracker:
             self._state = self._answering_state()
             self._publish()
 
+    def serve_adapters(self, adapters: tuple[str, ...]) -> None:
+        """Take the LoRA adapters that the engine has now."""
+        if adapters == self.identity.adapters:
+            return
+        self.identity = replace(self.identity, adapters=adapters)
+        self._publish()
+
     def _answering_state(self) -> EngineState:
         if self._draining:
             return EngineState.DRAINING
@@ -325,8 +369,12 @@ class EngineTracker:
     def restart(self, *, noticed_by_events: bool, incarnation: str | None = None) -> None:
         """Start a new incarnation: everything old is dropped."""
         self.counts.restarts += 1
+        self.stream += 1
         self._restart_noticed = noticed_by_events
-        self._incarnation = incarnation or f"{self._incarnation}+"
+        if incarnation is None:
+            # Told apart by a number: a name that grew would grow for ever.
+            incarnation = f"{self._incarnation.partition('+')[0]}+{self.counts.restarts}"
+        self._incarnation = incarnation
         self._sequence.restart()
         self._forget_blocks()
         self.table.block_size = None

@@ -39,6 +39,7 @@ _STORED_FIELDS = (
     "kv_cache_spec_kind",
 )
 _REMOVED_FIELDS = ("block_hashes", "medium", "group_idx")
+_MOST_MEDIUM_CHARACTERS = 64
 _HANDLE_TYPES = frozenset({int, bytes})
 _TIERS = MappingProxyType({"CPU_PINNED": "CPU", "DISK": "STORAGE"})
 """SGLang's names of tiers that vLLM has as well; its EXTERNAL, a shared pool, has no other."""
@@ -136,7 +137,8 @@ def _decode_stored(fields: Mapping[str, Any]) -> BlockStored | str:
     place = _decode_place(fields)
     if place is None or not _are_handles(handles) or not isinstance(token_ids, list):
         return "malformed"
-    if not isinstance(block_size, int) or not isinstance(parent, int | bytes | None):
+    # True is an int, too, but none that consumers of the state take.
+    if type(block_size) is not int or not isinstance(parent, int | bytes | None):
         return "malformed"
     # Offload tiers say 0 where they send no tokens (seen in 0.32).
     if token_ids and (block_size < 1 or len(token_ids) != len(handles) * block_size):
@@ -180,6 +182,8 @@ def _decode_place(fields: Mapping[str, Any]) -> tuple[str, int] | None:
     medium = fields.get("medium") or TIER_DEVICE
     group = fields.get("group_idx") or 0
     if not isinstance(medium, str) or not isinstance(group, int):
+        return None
+    if len(medium) > _MOST_MEDIUM_CHARACTERS:
         return None
     return _TIERS.get(medium, medium), group
 

@@ -40,6 +40,17 @@ def certificate_loads(registry: CollectorRegistry) -> Callable[[str], None]:
     return lambda outcome: loads.labels(outcome).inc()
 
 
+def failed_handshakes(registry: CollectorRegistry) -> Callable[[str], None]:
+    """Register the count of TLS connections that came to nothing, and return what counts one."""
+    failed = Counter(
+        "nearkv_agent_failed_tls_handshakes",
+        "TLS connections of readers that came to nothing, by why; they only see them break.",
+        ("reason",),
+        registry=registry,
+    )
+    return lambda reason: failed.labels(reason).inc()
+
+
 class NodeCollector(Collector):
     """Turns the node's state into series; what is unknown has no sample."""
 
@@ -53,6 +64,11 @@ class NodeCollector(Collector):
         yield from self._table_families()
         yield from self._event_families()
         yield _gauge("state_consumers", "Streams being served.", self._state.consumers)
+        yield CounterMetricFamily(
+            "nearkv_agent_engine_watch_failures",
+            "How often watching an engine failed, which is a defect, and began anew.",
+            value=self._state.watch_failures,
+        )
         yield _gauge("state_ring_bytes", "Deltas kept for consumers.", self._state.log.ring_bytes)
         snapshots = CounterMetricFamily(
             "nearkv_agent_state_snapshots",

@@ -64,6 +64,8 @@ class NodeState:
         self.trackers: dict[str, EngineTracker] = {}
         self.problems: dict[str, str] = {}
         self.consumers = 0
+        self.watch_failures = 0
+        """How often watching an engine failed, and began anew."""
         self.transfer: TransferView | None = None
         self.parts: dict[str, NodePart] = {}
         self._tables_limit_bytes = tables_limit_bytes
@@ -150,7 +152,7 @@ class NodeState:
             for engine, tracker in self.trackers.items()
             for tier, keys in tracker.table.keys_by_tier().items()
         ]
-        frames = self.log.snapshot(iter(blocks))
+        frames = self.log.snapshot(iter(blocks), now=self._now())
         first = next(frames)  # binds the cursor of this moment
         return SharedSnapshot(
             self.log.cursor, chain((first,), frames), sealed_bytes=self.log.sealed_bytes

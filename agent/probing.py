@@ -1,19 +1,34 @@
 """Asking one engine who it is and how it does, over HTTP (reference/vllm.md section 4)."""
 
 import asyncio
+import re
+from collections.abc import Iterable
 from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
-from nearkv.agent.engine_metrics import EngineReading, parse_metrics
+from nearkv.agent.engine_metrics import (
+    MOST_SAMPLES,
+    EngineReading,
+    Sample,
+    find_samples,
+    put_together,
+)
 from nearkv.agent.errors import EngineProbeError
 from nearkv.agent.event_sources import EventSource, reachable_endpoint
 from nearkv.bounded_reading import read_at_most
 from nearkv.http_failures import explain_failure
 
 _MAX_ANSWER_BYTES = 16 << 20
+_MAX_NAMES_CHARACTERS = 128 << 10
+"""Of all names that an engine serves; its state goes to all consumers in one frame."""
+MAX_VERSION_CHARACTERS = 128
+_MAX_RANKS = 1024
+_RANK = re.compile(r"[0-9]{1,4}")
+_PIECE_CHARACTERS = 1 << 18
+"""How much of a long answer is looked through before others get their turn."""
 
 T = TypeVar("T")
 
@@ -41,6 +56,11 @@ class _Source(msgspec.Struct):
     enable_kv_cache_events: bool = True
 
 
+def open_engine_session() -> aiohttp.ClientSession:
+    """Return a session for engines; it keeps no cookies, which an engine could set without end."""
+    return aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+
+
 class EngineProbe:
     """Reads one engine's HTTP API; every call has a deadline."""
 
@@ -59,12 +79,19 @@ class EngineProbe:
 
     async def models(self) -> list[ModelCard]:
         """Return the models served; raises :class:`EngineProbeError`."""
-        return self._decode(await self._get("/v1/models"), _Models).data
+        cards = self._decode(await self._get("/v1/models"), _Models).data
+        if sum(len(card.id) for card in cards) > _MAX_NAMES_CHARACTERS:
+            raise EngineProbeError(
+                f"{self._url}/v1/models: names of over {_MAX_NAMES_CHARACTERS} characters in all"
+            )
+        return cards
 
     async def version(self) -> str | None:
         """Return the engine's version, or ``None`` where it does not tell."""
         body = await self._get_optional("/version")
-        return None if body is None else self._decode(body, _Version).version
+        if body is None:
+            return None
+        return self._decode(body, _Version).version[:MAX_VERSION_CHARACTERS]
 
     async def event_sources(self) -> dict[int, EventSource] | None:
         """Return the event endpoints by data-parallel rank.
@@ -75,6 +102,10 @@ class EngineProbe:
         if body is None:
             return None
         sources = self._decode(body, dict[str, _Source])
+        if len(sources) > _MAX_RANKS:
+            raise EngineProbeError(
+                f"{self._url}/kv_event_sources: over {_MAX_RANKS} data-parallel ranks"
+            )
         host = urlsplit(self._url).hostname or "127.0.0.1"
         return {
             int(rank): EventSource(
@@ -83,12 +114,19 @@ class EngineProbe:
                 and reachable_endpoint(source.replay_endpoint, host),
             )
             for rank, source in sources.items()
-            if rank.isdecimal() and source.enable_kv_cache_events and source.endpoint
+            if _RANK.fullmatch(rank) and source.enable_kv_cache_events and source.endpoint
         }
 
     async def reading(self) -> EngineReading:
         """Scrape ``/metrics``; raises :class:`EngineProbeError`."""
-        return parse_metrics((await self._get("/metrics")).decode("utf-8", "replace"))
+        text = (await self._get("/metrics")).decode("utf-8", "replace")
+        samples: list[Sample] = []
+        for piece in _pieces(text):
+            samples += find_samples(piece)
+            if len(samples) > MOST_SAMPLES:
+                break
+            await asyncio.sleep(0)
+        return put_together(samples)
 
     async def _get_optional(self, path: str) -> bytes | None:
         try:
@@ -102,7 +140,9 @@ class EngineProbe:
         try:
             async with (
                 asyncio.timeout(self._timeout_seconds),
-                self._session.get(self._url + path, headers=self._headers) as response,
+                self._session.get(
+                    self._url + path, headers=self._headers, allow_redirects=False
+                ) as response,
             ):
                 body = await read_at_most(response, _MAX_ANSWER_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -121,8 +161,18 @@ class EngineProbe:
     def _decode(body: bytes, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(body, type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise EngineProbeError(f"unexpected answer: {error}") from error
+
+
+def _pieces(text: str) -> Iterable[str]:
+    """Cut a text at ends of lines."""
+    start = 0
+    while start < len(text):
+        cut = text.find("\n", start + _PIECE_CHARACTERS)
+        end = len(text) if cut < 0 else cut
+        yield text[start:end]
+        start = end
 
 
 def _is_refused(error: Exception) -> bool:

@@ -13,6 +13,7 @@ from nearkv.agent.links.settings import LinkSettings
 from nearkv.agent.probes.settings import ProbeSettings
 from nearkv.agent.warming.settings import WarmingSettings
 from nearkv.agent.worker_status.settings import WorkerStatusSettings
+from nearkv.certificates import CertificateFiles, ClientFiles
 from nearkv.settings import (
     Address,
     ClusterSecret,
@@ -88,6 +89,9 @@ class ScrapeSettings(SettingsGroup):
 
     interval_seconds: float = Field(1.0, gt=0, description="Pause between scrapes of an engine.")
     timeout_seconds: float = Field(2.0, gt=0, description="Deadline of one scrape.")
+    adapters_seconds: float = Field(
+        10.0, gt=0, description="Pause between looks at which LoRA adapters an engine has."
+    )
 
 
 class StateSettings(SettingsGroup):
@@ -121,13 +125,34 @@ class StateSettings(SettingsGroup):
 class PeerTlsSettings(SettingsGroup):
     """TLS between agents; the same certificate serves and asks."""
 
-    cert: Path = Field(description="Certificate chain (PEM), valid for the host of peer_url.")
+    cert: Path = Field(
+        description="Certificate chain (PEM), valid for the host of peer_url, or for name."
+    )
     key: Path = Field(description="Its private key (PEM).")
     ca: Path | None = Field(
         None,
         description="CA of all agents (PEM): peers must show a certificate of it; default: the "
         "system's CAs, and peers show none.",
     )
+    name: str = Field(
+        "",
+        description="Name to find in peers' certificates; empty: the host of their peer_url.",
+    )
+    reload_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="Pause between looks at the files; movers read them when they start.",
+    )
+
+    @property
+    def served(self) -> CertificateFiles:
+        """The files to serve peers with."""
+        return CertificateFiles(self.cert, self.key, self.ca)
+
+    @property
+    def shown(self) -> ClientFiles:
+        """The files to ask peers with."""
+        return ClientFiles(self.ca, self.cert, self.key, self.name)
 
 
 class PathPriorSettings(SettingsGroup):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from nearkv.agent.block_table import BlockChanges
+from nearkv.agent.published_paths import PublishedPaths
 from nearkv.block_keys import pack_keys
 from nearkv.state.codec import KEYS_PER_FRAME, MAX_FRAME_BYTES, encode_frame
 from nearkv.state.model import (
@@ -22,6 +23,7 @@ from nearkv.state.model import (
     EngineGauges,
     EngineInfo,
     Heartbeat,
+    PathClasses,
     PathReading,
     SnapshotBegin,
     SnapshotEnd,
@@ -73,8 +75,7 @@ class StateLog:
         self._gauges: dict[str, EngineGauges] = {}
         self._pending: dict[str, _Pending] = {}
         self._gone: list[str] = []
-        self._paths: dict[tuple[str, str], PathReading] = {}
-        self._pending_paths: dict[tuple[str, str], PathReading] = {}
+        self._published = PublishedPaths()
         self._transfer_of = transfer_of
         self._observers: list[BlockObserver] = []
 
@@ -120,12 +121,25 @@ class StateLog:
     @property
     def has_pending(self) -> bool:
         """Tell whether :meth:`seal` would make a delta."""
-        return bool(self._pending or self._gone or self._pending_paths)
+        return bool(self._pending or self._gone or self._has_pending_paths)
+
+    @property
+    def _has_pending_paths(self) -> bool:
+        return bool(self._published.pending or self._published.pending_classes)
 
     @property
     def paths(self) -> dict[tuple[str, str], PathReading]:
         """The path costs published, by (source node, target node)."""
-        return self._paths
+        return self._published.readings
+
+    @property
+    def path_classes(self) -> PathClasses | None:
+        """Where the node is and what classes of distance cost, as published."""
+        return self._published.classes
+
+    def measured_at(self, source: str, target: str) -> float | None:
+        """Return when a pair was measured (monotonic), as far as is published."""
+        return self._published.measured_at((source, target))
 
     def put_info(self, info: EngineInfo) -> None:
         """Publish what an engine is, and how its KV can move, if that is news."""
@@ -148,16 +162,17 @@ class StateLog:
         if info is not None:
             self.put_info(info)
 
-    def put_path(self, reading: PathReading) -> None:
+    def put_path(self, reading: PathReading, now: float) -> None:
         """Publish what moving KV between two nodes costs, if that is news."""
-        pair = (reading.source, reading.target)
-        if self._paths.get(pair) != reading:
-            self._paths[pair] = self._pending_paths[pair] = reading
+        self._published.put(reading, now)
+
+    def put_path_classes(self, classes: PathClasses, now: float) -> None:
+        """Publish where the node is, and what classes of distance cost, if that is news."""
+        self._published.put_classes(classes, now)
 
     def drop_path(self, source: str, target: str) -> None:
         """Stop telling new consumers of a pair; those who know it keep what they know."""
-        self._paths.pop((source, target), None)
-        self._pending_paths.pop((source, target), None)
+        self._published.drop((source, target))
 
     def put_gauges(self, gauges: EngineGauges) -> None:
         """Publish a reading; one equal to the last but for its age makes no delta."""
@@ -189,7 +204,7 @@ class StateLog:
             if pending.blocks:
                 self._tell(engine, pending.blocks)
         self._pending = {}
-        self._pending_paths = {}
+        self._published.sealed()
         self._gone = []
         self._is_urgent = False
         if delta is None:
@@ -226,8 +241,10 @@ class StateLog:
             frames.append(frame)
         return frames
 
-    def snapshot(self, blocks: Iterator[tuple[str, str, list[int]]]) -> Iterator[bytes]:
-        """Yield the frames of a snapshot at :attr:`cursor`.
+    def snapshot(
+        self, blocks: Iterator[tuple[str, str, list[int]]], *, now: float
+    ) -> Iterator[bytes]:
+        """Yield the frames of a snapshot at :attr:`cursor`, as of ``now`` (monotonic).
 
         ``blocks`` gives (engine, tier, keys). The caller seals first and takes the keys in
         the same step, so that both speak of the same moment.
@@ -240,7 +257,8 @@ class StateLog:
                 version=self._version,
                 engines=tuple(self._infos.values()),
                 gauges=tuple(self._gauges.values()),
-                paths=tuple(self._paths.values()),
+                paths=self._published.aged(now),
+                path_classes=self._published.aged_classes(now),
             )
         )
         for engine, tier, keys in blocks:
@@ -269,7 +287,7 @@ class StateLog:
             if pending.blocks
             for change in _block_changes(engine, pending.blocks)
         ]
-        if not (infos or gauges or blocks or self._gone or self._pending_paths):
+        if not (infos or gauges or blocks or self._gone or self._has_pending_paths):
             return None
         return Delta(
             cursor=Cursor(self._boot, self._epoch, self._seq + 1),
@@ -277,7 +295,8 @@ class StateLog:
             engines=tuple(infos),
             blocks=tuple(blocks),
             gauges=tuple(gauges),
-            paths=tuple(self._pending_paths.values()),
+            paths=tuple(self._published.pending.values()),
+            path_classes=self._published.pending_classes,
         )
 
 

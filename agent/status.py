@@ -81,6 +81,8 @@ def _list_problems(state: NodeState) -> list[str]:
                 f"{engine}: publishes no KV events (start it with --kv-events-config), "
                 "so its cache is invisible to routing"
             )
+        elif info.events is EventsState.LOST and info.state is not EngineState.UNREACHABLE:
+            problems.append(f"{engine}: nothing connects to where it should publish KV events")
         elif info.events is EventsState.PARTIAL:
             why = "does not fit into memory" if tracker.is_reduced else "some KV events were missed"
             problems.append(f"{engine}: its cache is seen in part: {why}")

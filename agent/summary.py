@@ -62,13 +62,12 @@ HardwareReader = Callable[[], Hardware]
 
 
 class SummaryBuilder:
-    """Makes summaries of a node; remembers since when each path has been measured as it is."""
+    """Makes summaries of a node."""
 
     def __init__(self, state: NodeState, *, node: str, interval_seconds: float) -> None:
         self._state = state
         self._node = node
         self._interval_seconds = interval_seconds
-        self._paths: dict[str, tuple[PathReading, float]] = {}
 
     def build(self, hardware: Hardware) -> NodeSummary:
         """Return the summary of this moment, without a place in the sequence yet."""
@@ -151,14 +150,12 @@ class SummaryBuilder:
 
     def _measured_paths(self) -> tuple[PathSummary, ...]:
         """Return the measured paths to this node, those with the newest measurement first."""
-        now = self._state.now()
+        now, log = self._state.now(), self._state.log
         found: dict[str, tuple[PathReading, float]] = {}
-        for (source, target), reading in self._state.log.paths.items():
-            if target == self._node and reading.points:
-                known = self._paths.get(source)
-                since = known[1] if known is not None and known[0] == reading else now
-                found[source] = (reading, since)
-        self._paths = found
+        for (source, target), reading in log.paths.items():
+            at = log.measured_at(source, target)
+            if target == self._node and reading.points and at is not None:
+                found[source] = (reading, at)
         newest = sorted(found.items(), key=lambda item: (-item[1][1], item[0]))[:_MAX_PATHS]
         return tuple(
             PathSummary(
@@ -167,9 +164,9 @@ class SummaryBuilder:
                 setup_seconds=reading.setup_seconds,
                 bytes_per_second=reading.bytes_per_second,
                 count=reading.points,
-                age_seconds=round(now - since, 3),
+                age_seconds=round(max(now - at, 0.0), 3),
             )
-            for source, (reading, since) in newest
+            for source, (reading, at) in newest
         )
 
 

@@ -41,7 +41,7 @@ def _evict(tracker: EngineTracker, over_bytes: int) -> int:
 def _least_used(trackers: Collection[EngineTracker]) -> EngineTracker | None:
     """Return whose blocks go first: one that keeps orphans, then whose chain is used least."""
     for tracker in trackers:
-        if tracker.table.orphan_count:
+        if tracker.table.has_guests:
             return tracker
     uses = {
         tracker: used_at

@@ -17,16 +17,26 @@ from nearkv.agent.node_state import NodeState
 from nearkv.agent.probing import EngineProbe, ModelCard
 from nearkv.agent.subscribing import EventSubscription, Notifications
 
+_FIRST_RETRY_SECONDS = 5.0
+_LONGEST_RETRY_SECONDS = 300.0
+
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
-    """Timing and bounds of watching an engine."""
+    """Timing and bounds of watching an engine.
+
+    A watch that failed begins anew after ``retry_seconds``, twice as long after each further
+    time, up to five minutes. Every ``adapters_seconds`` the engine is asked which LoRA adapters
+    it has: they come and go without a restart.
+    """
 
     scrape_interval_seconds: float
     table_limit_bytes: int
     secret: bytes = b""
+    adapters_seconds: float = 10.0
+    retry_seconds: float = _FIRST_RETRY_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +79,28 @@ class EngineWatch:
         """Watch until cancelled; an engine that does not answer is asked again for ever.
 
         An engine that comes back as something else (another model, version or event port)
-        is watched anew from the start.
+        is watched anew from the start. So is one that made the watch fail, which is a defect, but
+        must not take the engine out of the state for good.
         """
+        failures = 0
         while True:
             try:
                 identity = await self._until_identified()
                 self._start_tracking(identity)
                 await self._follow(identity)
+            except Exception as error:  # noqa: BLE001 (a supervisor: see above)
+                self._log.exception("engine_watch_failed")
+                failures += 1
+                why = f"watching it failed: {_first_of(error)!r}"[:500]
+            else:
+                why = ""
             finally:
                 self._stop_tracking()
+            if why:
+                self._state.watch_failures += 1
+                self._state.problems[self._spec.id] = why
+                self._looked.set()
+                await self._pause_after(failures)
 
     async def first_look(self) -> None:
         """Return once the engine was asked for the first time, whether it answered or not."""
@@ -136,13 +159,30 @@ class EngineWatch:
     async def _follow(self, identity: _Identity) -> None:
         """Follow events and scrapes until the engine turns out to be another one."""
         async with asyncio.TaskGroup() as tasks:
-            subscribed = [
+            beside = [
                 tasks.create_task(subscription.run())
                 for subscription in self._subscriptions.values()
             ]
+            beside.append(tasks.create_task(self._follow_adapters()))
             await self._scrape_while(identity)
-            for task in subscribed:
+            for task in beside:
                 task.cancel()
+
+    async def _follow_adapters(self) -> None:
+        """Ask again and again which adapters there are; what cannot be asked stays as it was."""
+        while True:
+            jitter = random.uniform(0.9, 1.1)  # noqa: S311 (spreads load, guards nothing)
+            await asyncio.sleep(self._limits.adapters_seconds * jitter)
+            try:
+                self._take_adapters(await self._probe.models())
+            except EngineProbeError as error:
+                self._log.debug("adapters_not_told", error=str(error))
+
+    def _take_adapters(self, cards: Iterable[ModelCard]) -> None:
+        adapters = adapters_in(cards)
+        for tracker in self._trackers.values():
+            tracker.serve_adapters(adapters)
+        self._state.changed()
 
     def _start_tracking(self, known: _Identity) -> None:
         cards, version, sources = known.cards, known.version, known.sources
@@ -196,6 +236,7 @@ class EngineWatch:
                     if found != identity:
                         self._log.info("engine_replaced", version=found.version)
                         return
+                    self._take_adapters(found.cards)
             except EngineProbeError as error:
                 self._log.debug("scrape_failed", error=str(error))
                 self._state.problems[self._spec.id] = str(error)
@@ -225,6 +266,11 @@ class EngineWatch:
                     self._subscriptions[rank].request_replay()
         return any_restarted
 
+    async def _pause_after(self, failures: int) -> None:
+        longest = _LONGEST_RETRY_SECONDS
+        seconds = min(self._limits.retry_seconds * 2.0 ** min(failures - 1, 16), longest)
+        await asyncio.sleep(seconds * random.uniform(0.75, 1.25))  # noqa: S311 (spreads load)
+
     async def _pause(self) -> None:
         """Wait for the next scrape, or until the event stream hints at trouble."""
         jitter = random.uniform(0.9, 1.1)  # noqa: S311 (spreads load, guards nothing)
@@ -238,11 +284,23 @@ class EngineWatch:
         await asyncio.sleep(min(0.05, self._limits.scrape_interval_seconds))
 
 
+def _first_of(error: Exception) -> Exception:
+    """Return what a group of errors began with."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def rank_reading(readings: Mapping[str, RankReading], rank: int, *, single: bool) -> RankReading:
     """Return the reading of a rank; an engine with one rank may label it anyhow."""
     if str(rank) in readings:
         return readings[str(rank)]
     return next(iter(readings.values())) if single and len(readings) == 1 else RankReading()
+
+
+def adapters_in(cards: Iterable[ModelCard]) -> tuple[str, ...]:
+    """Return the adapters that an engine lists: they have a parent."""
+    return tuple(card.id for card in cards if card.parent is not None)
 
 
 def describe_engine(
@@ -263,7 +321,7 @@ def describe_engine(
         node=node,
         model=model,
         models=tuple(card.id for card in bases),
-        adapters=tuple(card.id for card in cards if card.parent is not None),
+        adapters=adapters_in(cards),
         role=spec.role,
         group=spec.group or model,
         key_model=spec.key_model or model,

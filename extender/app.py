@@ -3,10 +3,10 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 from aiohttp import web
@@ -23,9 +23,7 @@ from nearkv.extender.api import (
     refuse_preempt,
 )
 from nearkv.extender.configuring import (
-    agent_files,
     body_limits,
-    certificate_files,
     distance_config,
     headroom_config,
     pod_rules,
@@ -47,7 +45,7 @@ from nearkv.extender.view.polling import within_descriptors
 from nearkv.health import Readiness, add_health_routes, create_registry
 from nearkv.kube.access import ApiAccess
 from nearkv.serving import Transport, guard_with_token
-from nearkv.supervising import supervised
+from nearkv.supervising import Job, TaskFailureCollector, supervised
 
 READINESS = web.AppKey("readiness", Readiness)
 TRANSPORT = web.AppKey("transport", Transport)
@@ -138,6 +136,7 @@ def build_app(settings: ExtenderSettings, *, view: View | None = None) -> web.Ap
     parts = _make_parts(settings, view, metrics)
     registry.register(GaugeCollector(lambda: _read_gauges(parts)))
     readiness = Readiness(_CHECK_SYNC)
+    registry.register(TaskFailureCollector("extender", readiness))
     app = web.Application()
     app[READINESS] = readiness
     app[SCORER] = parts.scorer
@@ -155,8 +154,9 @@ def _load_certificates(settings: ExtenderSettings, metrics: ExtenderMetrics) -> 
     if settings.tls is None:
         return None
     return Certificates(
-        certificate_files(settings.tls),
+        settings.tls.files,
         count=lambda outcome: metrics.certificate_loads.labels(outcome).inc(),
+        count_handshake=lambda reason: metrics.failed_handshakes.labels(reason).inc(),
     )
 
 
@@ -167,7 +167,7 @@ def _make_parts(settings: ExtenderSettings, view: View | None, metrics: Extender
         settings=settings,
         distance=distance,
         ledger=ledger,
-        view=view or _open_view(settings, distance, ledger),
+        view=view or _open_view(settings, distance, ledger, metrics),
         scorer=Scorer(
             distance,
             headroom_config(settings.headroom),
@@ -182,7 +182,12 @@ def _make_parts(settings: ExtenderSettings, view: View | None, metrics: Extender
     )
 
 
-def _open_view(settings: ExtenderSettings, distance: DistanceConfig, ledger: Ledger) -> View:
+def _open_view(
+    settings: ExtenderSettings,
+    distance: DistanceConfig,
+    ledger: Ledger,
+    metrics: ExtenderMetrics,
+) -> View:
     if not settings.kubernetes.enabled:
         log.warning("kubernetes_is_off", effect="every answer is neutral")
         return NoView()
@@ -190,8 +195,10 @@ def _open_view(settings: ExtenderSettings, distance: DistanceConfig, ledger: Led
     access = ApiAccess.automatic(
         "" if kubeconfig is None else str(kubeconfig), settings.kubernetes.context or ""
     )
-    files = agent_files(settings.agents.tls)
-    certificates = None if files is None else ClientCertificates(files)
+    certificates = ClientCertificates(
+        settings.agents.tls.files,
+        count=lambda outcome: metrics.certificate_loads.labels(outcome).inc(),
+    )
     config = _within_descriptors(view_config(settings, distance, certificates))
     return KubernetesView(ClusterView(access, config, ledger), access)
 
@@ -262,13 +269,14 @@ def _background(
     parts: _Parts, readiness: Readiness, certificates: Certificates | None
 ) -> Callable[[web.Application], AsyncIterator[None]]:
     async def run(_app: web.Application) -> AsyncIterator[None]:
-        jobs: list[Coroutine[Any, Any, None]] = [
-            parts.view.run(),
-            _report_sync(parts.view, readiness),
+        jobs = [
+            Job("view", parts.view.run),
+            Job("report_sync", lambda: _report_sync(parts.view, readiness)),
         ]
         tls = parts.settings.tls
         if certificates is not None and tls is not None:
-            jobs.append(certificates.watch(tls.reload_seconds))
+            reload_seconds = tls.reload_seconds
+            jobs.append(Job("certificates", lambda: certificates.watch(reload_seconds)))
         async with supervised(jobs, readiness, check=_CHECK_TASKS):
             yield
 

@@ -3,7 +3,7 @@
 Apart from the settings themselves, which ``--help`` and the documentation load without numpy.
 """
 
-from nearkv.certificates import CertificateFiles, ClientCertificates, ClientFiles
+from nearkv.certificates import ClientCertificates
 from nearkv.extender.bodies import BodyLimits
 from nearkv.extender.distance import DistanceConfig, Fading
 from nearkv.extender.headroom import HeadroomConfig
@@ -26,7 +26,6 @@ from nearkv.extender.view.state import StateLimits
 from nearkv.kube.listing import ListLimits
 from nearkv.kube.watching import WatchLimits
 from nearkv.serving import Transport
-from nearkv.settings import ClientTlsSettings, TlsSettings
 
 _READ_BUFFER_BYTES = 1 << 20
 """Bodies of 92 MB come faster in large pieces; small ones never fill it."""
@@ -125,7 +124,6 @@ def view_config(
         agents_trust=AgentTrust(
             token=None if agents.token is None else agents.token.get_secret_value(),
             certificates=certificates,
-            tls_name=agents.tls_name,
         ),
         worker_statuses=kubernetes.worker_statuses,
         publish_seconds=kubernetes.publish_seconds,
@@ -151,17 +149,6 @@ def body_limits(settings: ExtenderSettings) -> BodyLimits:
         arrive_seconds=limits.body_seconds,
         take_seconds=limits.answer_seconds,
     )
-
-
-def certificate_files(settings: TlsSettings) -> CertificateFiles:
-    """Return the TLS files."""
-    return CertificateFiles(settings.cert, settings.key, settings.client_ca)
-
-
-def agent_files(settings: ClientTlsSettings) -> ClientFiles | None:
-    """Return the TLS files for asking agents, ``None`` where there are none."""
-    files = ClientFiles(settings.ca, settings.cert, settings.key)
-    return files if files.paths else None
 
 
 def transport(settings: ExtenderSettings) -> Transport:

@@ -61,6 +61,9 @@ class ExtenderMetrics:
         self.certificate_loads = counter(
             "certificate_loads", "Renewed TLS files, by whether they could be used.", "outcome"
         )
+        self.failed_handshakes = counter(
+            "failed_tls_handshakes", "TLS connections of others that came to nothing.", "reason"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,10 +128,6 @@ class AgentsSettings(SettingsGroup):
     tls: ClientTlsSettings = Field(
         ClientTlsSettings(), description="TLS to agents that are asked by https."
     )
-    tls_name: str = Field(
-        "",
-        description="Name to find in the agents' certificates; empty: the address that is asked.",
-    )
     wait_seconds: float = Field(
         30.0, gt=0, description="How long an agent holds a question back while it has no news."
     )

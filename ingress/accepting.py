@@ -4,9 +4,10 @@ import itertools
 import re
 import secrets
 
-from nearkv.ingress.errors import RequestError, TooManyRequestsError
+from nearkv.ingress.errors import NotRoutedError, RequestError, TooManyRequestsError
 from nearkv.ingress.settings import IngressSettings
 
+_OF_ONE_ENGINE = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -35,9 +36,12 @@ def check_room(in_flight: int, settings: IngressSettings) -> None:
 
 
 def check_path(path: str) -> None:
-    """Raise ``RequestError`` for a path that leads upwards.
+    """Raise ``RequestError`` for a path that leads upwards, ``NotRoutedError`` for some others.
 
-    Whoever resolves that behind us must not be led out of /v1 to an engine's own paths.
+    Whoever resolves the former behind us must not be led out of /v1 to an engine's own paths.
+    The latter change one engine: any client could, and nobody would know which.
     """
+    if path in _OF_ONE_ENGINE:
+        raise NotRoutedError("adapters are loaded at each engine by itself, not through here")
     if ".." in path and ".." in path.split("/"):
         raise RequestError("the path must not contain ..")

@@ -62,14 +62,26 @@ class Admission:
         """Tell whether others wait who come first."""
         return self._room.count > 0 and self._room.must_queue(model, priority)
 
-    async def in_turn(self, model: str, priority: int, attempt: Callable[[], T]) -> T:
-        """Return what ``attempt`` does, at once, or in turn where there is no room yet."""
+    async def in_turn(
+        self,
+        model: str,
+        priority: int,
+        attempt: Callable[[], T],
+        *,
+        queued: Callable[[], None] | None = None,
+    ) -> T:
+        """Return what ``attempt`` does, at once, or in turn where there is no room yet.
+
+        ``queued`` is called where the request has to wait.
+        """
         if not self.must_queue(model, priority):
             try:
                 return attempt()
             except NoRoomError:
                 if not self.may_wait:
                     raise
+        if queued is not None:
+            queued()
         return await self.wait(model, priority, attempt)
 
     async def wait(self, model: str, priority: int, attempt: Callable[[], T]) -> T:

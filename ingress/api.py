@@ -1,13 +1,21 @@
 """The ingress's own endpoints: models, status, named prefixes."""
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from nearkv.health import Readiness
-from nearkv.ingress.answers import ENGINE_HEADER, NO_ENGINE, REASON_HEADER
+from nearkv.ingress.answers import (
+    ENGINE_HEADER,
+    NO_ENGINE,
+    REASON_HEADER,
+    REQUEST_ID_HEADER,
+    error_response,
+)
 from nearkv.ingress.knowledge import Knowledge
+from nearkv.ingress.model_names import ModelNames, list_models
 from nearkv.ingress.settings import IngressSettings
 from nearkv.ingress.status import describe_ingress
 
@@ -65,27 +73,22 @@ class OwnApi:
         return _json({"known": len(self._know.hints), "prefixes": listed})
 
     async def models(self, _request: web.Request) -> web.Response:
-        """List the models and adapters that the fleet serves, each once."""
-        lengths: dict[str, int | None] = {}
-        parents: dict[str, str] = {}
-        for view in self._know.fleet.engines.values():
-            for name in view.info.models:
-                lengths.setdefault(name, view.info.max_model_len)
-            for name in view.info.adapters:
-                lengths.setdefault(name, view.info.max_model_len)
-                parents.setdefault(name, view.info.model)
-        cards = [
-            {
-                "id": name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "nearkv",
-                "max_model_len": length,
-                "parent": parents.get(name),
-            }
-            for name, length in sorted(lengths.items())
-        ]
-        return _json({"object": "list", "data": cards})
+        """List the models, adapters and aliases that can be asked for, each once."""
+        return _json({"object": "list", "data": self._list_models()})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Answer one of them by name."""
+        name = request.match_info["name"]
+        for card in self._list_models():
+            if card["id"] == name:
+                return _json(card)
+        error = ModelNames(self._settings.models.aliases).unknown(
+            name, self._know.fleet.engines.values()
+        )
+        return error_response(error, request_id=request.headers.get(REQUEST_ID_HEADER, ""))
+
+    def _list_models(self) -> list[dict[str, Any]]:
+        return list_models(self._know.fleet.engines.values(), self._settings.models.aliases)
 
 
 def _json(value: object) -> web.Response:

@@ -1,8 +1,9 @@
 """Putting the ingress together: settings in, a running application out."""
 
 import asyncio
+import socket
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,44 +13,53 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
-from nearkv.certificates import ClientCertificates, ClientFiles
+from nearkv.certificates import ClientCertificates
 from nearkv.health import Readiness, add_health_routes, create_registry
 from nearkv.ingress.admitting import Admission
 from nearkv.ingress.api import OwnApi
+from nearkv.ingress.assembling import open_sending, open_suspects
 from nearkv.ingress.capacity import CapacityCollector
 from nearkv.ingress.extproc.app import Shared, add_ext_proc
 from nearkv.ingress.fleet import Fleet
-from nearkv.ingress.following import AgentFollower, FollowLimits
 from nearkv.ingress.forwarding import Forwarder
 from nearkv.ingress.generating import GenerateHandler
 from nearkv.ingress.hints import PrefixHints
+from nearkv.ingress.joining import CHECK_SYNC, AgentJoin
 from nearkv.ingress.key_file import KeyFile
 from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.lease_releasing import LeaseReleaser
 from nearkv.ingress.ledger import Ledger
 from nearkv.ingress.metrics import FleetCollector, IngressMetrics
 from nearkv.ingress.parity import ParityCheck
-from nearkv.ingress.parity_watch import ParityWatch
+from nearkv.ingress.patience import Patience
 from nearkv.ingress.prefix_index import PrefixIndex
+from nearkv.ingress.recording.api import DecisionsApi
+from nearkv.ingress.recording.opening import open_recording
+from nearkv.ingress.response_finding import ResponseFinder
+from nearkv.ingress.response_owners import ResponseOwners
+from nearkv.ingress.selecting import EngineSelector
 from nearkv.ingress.settings import IngressSettings, Mode, TenantSettings
-from nearkv.ingress.suspects import Suspects
 from nearkv.ingress.tenants import Tenants
 from nearkv.ingress.tokens.engine_tokenizer import EngineTokenizer
 from nearkv.ingress.tokens.local_tokenizer import LocalTokenizer
 from nearkv.ingress.tokens.service import TokenService
-from nearkv.ingress.two_legs import TwoLegs
 from nearkv.ingress.waiting_room import RoomLimits, WaitingRoom
+from nearkv.keepalive import probed_socket
 from nearkv.serving import InFlight, guard_with_token
 from nearkv.settings import secret_bytes
-from nearkv.supervising import supervised
+from nearkv.supervising import Job, TaskFailureCollector, supervised
 
 READINESS = web.AppKey("readiness", Readiness)
 KNOWLEDGE = web.AppKey("knowledge", Knowledge)
 
-_USUAL_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
-_CHECK_SYNC = "agents_synced"
+_USUAL_PATHS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+)
 _HOUSEKEEPING_SECONDS = 5.0
-_SYNC_POLL_SECONDS = 0.05
 
 log = structlog.get_logger(__name__)
 
@@ -57,38 +67,39 @@ log = structlog.get_logger(__name__)
 async def build_app(settings: IngressSettings) -> web.Application:
     """Build the ingress's application; agents are followed while it runs.
 
-    Raises ``IngressError`` when a local tokenizer cannot be loaded, ``TenantFileError`` when
-    the file of tenants cannot.
+    Raises ``IngressError`` when a local tokenizer cannot be loaded; ``TenantFileError``,
+    ``CertificateError`` and ``RecordFileError`` when the files of ``tenants``, ``agent_tls`` or
+    ``decisions`` cannot be used; ``TracingUnavailableError`` without OpenTelemetry.
     """
-    if not settings.agents and not settings.engines:
+    if not settings.agents and not settings.agent_service.name and not settings.engines:
         log.warning("no_agents_and_no_engines_configured")
     local = _load_tokenizers(settings)
+    registry = create_registry("ingress")
+    recording = open_recording(settings, registry)
     session = _open_session(settings)
     knowledge = _gather_knowledge(settings, session, local)
-    registry = create_registry("ingress")
     metrics = IngressMetrics(registry)
     registry.register(FleetCollector(knowledge.fleet, knowledge.ledger))
-    readiness = Readiness(_CHECK_SYNC)
+    readiness = Readiness(CHECK_SYNC)
+    registry.register(TaskFailureCollector("ingress", readiness))
     forwarder = _open_forwarder(settings, session)
-    releaser = _open_releaser(settings, session, metrics)
-    two_legs = TwoLegs(
-        forwarder=forwarder,
-        knowledge=knowledge,
-        metrics=metrics,
-        parity=ParityWatch(knowledge.parity, metrics),
-        releaser=releaser,
-        prefill_seconds=settings.pd.prefill_seconds,
-        now=time.monotonic,
+    certificates = ClientCertificates(settings.agent_tls.files, count=metrics.certificate_loads.add)
+    releaser = _open_releaser(settings, session, metrics, certificates)
+    sending = open_sending(
+        settings, knowledge, metrics, registry, forwarder=forwarder, releaser=releaser
     )
     key_file = _open_key_file(settings.tenants, metrics)
     admission = _open_admission(settings, knowledge, metrics, registry, key_file)
+    selector = _open_selector(settings, knowledge, metrics, session)
     generate = GenerateHandler(
         settings,
         knowledge,
         forwarder,
         metrics,
-        two_legs=two_legs,
+        sending=sending,
         admission=admission,
+        recorder=recording.recorder,
+        selector=selector,
         now=time.monotonic,
     )
     app = web.Application(client_max_size=settings.limits.max_body_bytes)
@@ -96,12 +107,27 @@ async def build_app(settings: IngressSettings) -> web.Application:
     app[KNOWLEDGE] = knowledge
     add_health_routes(app, readiness, registry=registry)
     own = OwnApi(settings, knowledge, readiness, now=time.monotonic)
-    _add_routes(app, own, generate, settings.admin_token)
+    _add_routes(app, own, generate, settings.admin_token, recording.api(settings))
+    app.cleanup_ctx.append(recording.run)
     if key_file is not None:
         app.cleanup_ctx.append(_following(key_file, readiness))
-    app.cleanup_ctx.append(_background(settings, knowledge, metrics, readiness, session, releaser))
+    agents = AgentJoin(
+        settings, knowledge.fleet, metrics, session=session, certificates=certificates
+    )
+    app.cleanup_ctx.append(
+        _background(knowledge, readiness, agents, session, releaser, sending.patience)
+    )
     if settings.mode is Mode.EXT_PROC:
-        shared = Shared(settings, knowledge, metrics, admission, registry, readiness)
+        shared = Shared(
+            settings,
+            knowledge,
+            metrics,
+            admission,
+            registry,
+            readiness,
+            selector=selector,
+            recorder=recording.recorder,
+        )
         add_ext_proc(app, shared)
     return app
 
@@ -123,14 +149,32 @@ def _open_forwarder(settings: IngressSettings, session: aiohttp.ClientSession) -
 
 
 def _open_releaser(
-    settings: IngressSettings, session: aiohttp.ClientSession, metrics: IngressMetrics
+    settings: IngressSettings,
+    session: aiohttp.ClientSession,
+    metrics: IngressMetrics,
+    certificates: ClientCertificates,
 ) -> LeaseReleaser:
     return LeaseReleaser(
         session,
         token=_reveal(settings.agent_token),
+        certificates=certificates,
         deadline_seconds=settings.pd.release_seconds,
         count=metrics.pd.releases.add,
     )
+
+
+def _open_selector(
+    settings: IngressSettings,
+    knowledge: Knowledge,
+    metrics: IngressMetrics,
+    session: aiohttp.ClientSession,
+) -> EngineSelector:
+    finder = ResponseFinder(
+        session,
+        timeout_seconds=settings.deadlines.tokenize_seconds,
+        api_key=_reveal(settings.engine_api_key),
+    )
+    return EngineSelector(knowledge, metrics, finder, settings=settings, now=time.monotonic)
 
 
 def _open_key_file(settings: TenantSettings, metrics: IngressMetrics) -> KeyFile | None:
@@ -169,17 +213,27 @@ def _open_admission(
 
 def _following(key_file: KeyFile, readiness: Readiness) -> Any:  # noqa: ANN401 (as below)
     async def run(_app: web.Application) -> AsyncIterator[None]:
-        async with supervised([key_file.follow()], readiness, check="tenants"):
+        async with supervised([Job("tenants", key_file.follow)], readiness, check="tenants"):
             yield
 
     return run
 
 
 def _add_routes(
-    app: web.Application, own: OwnApi, generate: GenerateHandler, token: SecretStr | None
+    app: web.Application,
+    own: OwnApi,
+    generate: GenerateHandler,
+    token: SecretStr | None,
+    records: DecisionsApi,
 ) -> None:
     app.router.add_get("/v1/models", own.models)
-    for path, handler in (("/v1/status", own.status), ("/v1/prefixes", own.prefixes)):
+    app.router.add_get("/v1/models/{name:.+}", own.model)
+    for path, handler in (
+        ("/v1/status", own.status),
+        ("/v1/prefixes", own.prefixes),
+        ("/v1/decisions", records.decisions),
+        ("/v1/explain", records.explain),
+    ):
         app.router.add_get(path, guard_with_token(handler, token))
     for path in _USUAL_PATHS:  # found by name, without going through patterns
         app.router.add_post(path, generate.handle)
@@ -193,7 +247,9 @@ def _open_session(settings: IngressSettings) -> aiohttp.ClientSession:
     they are passed on as they are.
     """
     connector = aiohttp.TCPConnector(
-        limit=0, keepalive_timeout=settings.deadlines.engine_keepalive_seconds
+        limit=0,
+        keepalive_timeout=settings.deadlines.engine_keepalive_seconds,
+        socket_factory=_probed_socket,
     )
     return aiohttp.ClientSession(
         connector=connector,
@@ -204,12 +260,20 @@ def _open_session(settings: IngressSettings) -> aiohttp.ClientSession:
     )
 
 
+def _probed_socket(address: tuple[Any, ...]) -> socket.socket:
+    """Notice within 20 s that a host is gone; that an engine is slow says nothing here."""
+    return probed_socket(address, after_seconds=10, every_seconds=3, probes=3, unheard_seconds=20)
+
+
 def _gather_knowledge(
     settings: IngressSettings,
     session: aiohttp.ClientSession,
     local: dict[str, LocalTokenizer],
 ) -> Knowledge:
-    fleet = Fleet(PrefixIndex(limit_bytes=settings.limits.index_bytes))
+    fleet = Fleet(
+        PrefixIndex(limit_bytes=settings.limits.index_bytes),
+        path_aged_seconds=settings.pd.path_aged_seconds,
+    )
     for engine in settings.engines:
         fleet.add_static_engine(engine.id, engine.url.rstrip("/"))
     tokens = TokenService(
@@ -228,45 +292,26 @@ def _gather_knowledge(
         hints=PrefixHints(limit_bytes=settings.limits.hint_bytes),
         ledger=Ledger(),
         parity=ParityCheck(),
-        suspects=Suspects(),
+        suspects=open_suspects(settings),
         in_flight=InFlight(),
         secret=secret_bytes(settings.cluster_secret),
+        owners=ResponseOwners(
+            most=settings.models.response_ids, seconds=settings.models.response_seconds
+        ),
     )
 
 
 def _background(
-    settings: IngressSettings,
     knowledge: Knowledge,
-    metrics: IngressMetrics,
     readiness: Readiness,
+    agents: AgentJoin,
     session: aiohttp.ClientSession,
     releaser: LeaseReleaser,
+    patience: Patience,
 ) -> Any:  # noqa: ANN401 (aiohttp's cleanup context type is private)
     async def run(_app: web.Application) -> AsyncIterator[None]:
-        token = _reveal(settings.agent_token)
-        tls = settings.agent_tls
-        certificates = ClientCertificates(ClientFiles(tls.ca, tls.cert, tls.key))
-        followers = [
-            AgentFollower(
-                url,
-                knowledge.fleet,
-                session,
-                now=time.monotonic,
-                count_error=metrics.stream_errors.add,
-                limits=FollowLimits(
-                    token=token,
-                    certificates=certificates,
-                    connect_seconds=settings.deadlines.connect_seconds,
-                    silence_seconds=settings.deadlines.agent_silence_seconds,
-                ),
-            )
-            for url in settings.agents
-        ]
-        jobs: list[Coroutine[Any, Any, None]] = [
-            *(follower.run() for follower in followers),
-            _keep_house(knowledge),
-            _report_sync(knowledge.fleet, readiness, settings.deadlines.sync_seconds),
-        ]
+        house = Job("housekeeping", lambda: _keep_house(knowledge))
+        jobs = [*agents.jobs(readiness), house, Job("patience", patience.watch)]
         async with supervised(jobs, readiness, check="background"):
             yield
         await releaser.close()
@@ -288,24 +333,8 @@ async def _keep_house(knowledge: Knowledge) -> None:
         for _ in knowledge.fleet.index.sweep():
             await asyncio.sleep(0)
         knowledge.forget_the_gone()
+        knowledge.owners.sweep(time.monotonic())
         mismatches = knowledge.key_mismatches()
         if mismatches != warned:
             warned = mismatches
             log.warning("cluster_secret_differs", engines=mismatches)
-
-
-async def _report_sync(fleet: Fleet, readiness: Readiness, longest_seconds: float) -> None:
-    """Become ready once every agent's snapshot is here, or after a while without."""
-    give_up_at = time.monotonic() + longest_seconds
-    while True:
-        missing = [agent.url for agent in fleet.agents.values() if not agent.synced]
-        if not missing:
-            readiness.set(_CHECK_SYNC, ok=True)
-            return
-        if time.monotonic() >= give_up_at:
-            why = f"serving without {len(missing)} of {len(fleet.agents)} agents"
-            readiness.set(_CHECK_SYNC, ok=True, why=why)
-            log.warning("serving_without_agents", missing=missing)
-            return
-        readiness.set(_CHECK_SYNC, ok=False, why=f"waiting for {', '.join(missing)}")
-        await asyncio.sleep(_SYNC_POLL_SECONDS)

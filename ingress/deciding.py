@@ -13,6 +13,7 @@ from nearkv.ingress.keying import Job
 from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.metrics import IngressMetrics
 from nearkv.ingress.planning import Plan, Planner
+from nearkv.ingress.pricing import kv_bytes_per_token
 from nearkv.ingress.routing import Candidate, Gate
 from nearkv.ingress.settings import IngressSettings
 
@@ -32,7 +33,7 @@ class Decided:
 
 
 class Decider:
-    """Makes, counts and records decisions."""
+    """Makes, counts and records decisions; those not ``watched`` are only asked what if."""
 
     def __init__(
         self,
@@ -40,7 +41,10 @@ class Decider:
         knowledge: Knowledge,
         metrics: IngressMetrics,
         now: Callable[[], float],
+        *,
+        watched: bool = True,
     ) -> None:
+        self._watched = watched
         self._settings = settings
         self._know = knowledge
         self._metrics = metrics
@@ -68,13 +72,17 @@ class Decider:
             keys = job.hint.keys
         depths, faster = self._know.fleet.match_tiers(keys) if keys else ({}, {})
         token_count = prompt.token_count if prompt is not None else _HINTED_TOKENS
+        now = self._now()
+        views = self._know.suspects.worth_asking(job.views, job.tried, now)
         candidates = self._candidates.build(
-            job.views, PromptView(token_count, depths, job.hint, job.tried, faster), self._now()
+            views, PromptView(token_count, depths, job.hint, job.tried, faster), now
         )
         self._turn += 1
         plan = self._planner.plan(job, candidates, turn=self._turn, may_split=attempt == 0)
         predicted = predicted_tokens(candidates, plan.decision)
-        self._record(job, attempt, plan, predicted, candidates)
+        record = self._record(job, attempt, plan, predicted, candidates)
+        if self._watched:
+            self._show(job, record, plan, now, views)
         if plan.decision.reason == "no_kv_room":
             raise NoRoomError(
                 "every engine is below its free KV cache threshold; try again, or scale up",
@@ -86,7 +94,7 @@ class Decider:
 
     def _record(
         self, job: Job, attempt: int, plan: Plan, predicted: int, candidates: Sequence[Candidate]
-    ) -> None:
+    ) -> DecisionRecord:
         decision, prompt = plan.decision, job.prompt
         expected = plan.expected
         record = DecisionRecord(
@@ -111,3 +119,36 @@ class Decider:
         self._metrics.decisions.add(record.policy, record.reason, record.rung)
         if plan.record is not None:
             self._metrics.pd.decisions.add(plan.record.outcome, plan.record.why)
+        return record
+
+    def _show(
+        self,
+        job: Job,
+        record: DecisionRecord,
+        plan: Plan,
+        now: float,
+        views: Sequence[EngineView],
+    ) -> None:
+        """Hand a decision to whoever watches the request, with what it stood on."""
+        watch, tried = job.watch, job.tried
+        if job.prompt is not None:
+            watch.keyed(job.prompt.keys, job.views[0].info.block_size if job.views else None)
+        watch.decided(
+            record,
+            now=now,
+            heard_at=[v.gauges_at for v in views if not tried or v.info.id not in tried],
+            pull=self._pull_of(record, plan),
+        )
+
+    def _pull_of(self, record: DecisionRecord, plan: Plan) -> tuple[int | None, str]:
+        """Return the KV bytes that the decode engine lacks, and the path they would take."""
+        split = plan.split
+        if split is None:
+            return None, ""
+        source, target = split.source, split.target
+        reading = self._know.fleet.path_between(source, target)
+        prior = self._settings.pd.prior.kv_bytes_per_token
+        held_tokens = predicted_tokens(record.candidates, plan.decision)
+        tokens = max(0, split.target_tokens - held_tokens)
+        path = "" if reading is None else reading.path
+        return tokens * int(kv_bytes_per_token(target, prior)), path

@@ -3,6 +3,8 @@
 IngressError                500
 ├── RequestError            400  the request cannot be served as it is
 │   ├── UnknownModelError   404
+│   ├── ResponseGoneError   404  the engine that made the earlier response is no more
+│   ├── NotRoutedError      403  what concerns one engine, and is no request to a model
 │   ├── BodyTooLargeError   413
 │   ├── BodyTimeoutError    408
 │   └── KeyRefusedError     401  no API key, or one that nobody has
@@ -45,6 +47,22 @@ class UnknownModelError(RequestError):
     status = 404
     kind = "NotFoundError"
     reason = "unknown_model"
+
+
+class ResponseGoneError(RequestError):
+    """The engine that made the earlier response is no more."""
+
+    status = 404
+    kind = "NotFoundError"
+    reason = "response_gone"
+
+
+class NotRoutedError(RequestError):
+    """The path is about one engine, not about a model: it is not routed."""
+
+    status = 403
+    kind = "PermissionDeniedError"
+    reason = "not_routed"
 
 
 class BodyTooLargeError(RequestError):

@@ -8,12 +8,12 @@ A new snapshot is built beside the old state in slots of its own and takes over 
 at its end, so that there is neither a gap nor a ghost.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nearkv.block_keys import unpack_keys
 from nearkv.errors import NearkvError
+from nearkv.ingress.path_knowledge import AgentPaths, path_between
 from nearkv.ingress.prefix_index import PrefixIndex
 from nearkv.state.model import (
     TIER_DEVICE,
@@ -32,6 +32,7 @@ from nearkv.state.model import (
 )
 
 _ANY_MODEL = "*"
+_PATH_AGED_SECONDS = 900.0
 _DEVICE, _HOST, _DISK = range(3)
 
 
@@ -65,11 +66,13 @@ class AgentView:
     cursor: Cursor | None = None
     connected: bool = False
     synced: bool = False
+    listed: bool = True
+    """Whether it is to be followed; one that is not is kept for what it said, for a while."""
     heard_at: float | None = None
     error: str | None = None
     staging: dict[str, EngineView] | None = None
-    paths: dict[tuple[str, str], PathReading] = field(default_factory=dict)
-    staged_paths: dict[tuple[str, str], PathReading] = field(default_factory=dict)
+    paths: AgentPaths = field(default_factory=AgentPaths)
+    staged_paths: AgentPaths = field(default_factory=AgentPaths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +93,19 @@ ORDINARY = ModelTraits()
 class Fleet:
     """All agents and engines, by the agents' word."""
 
-    def __init__(self, index: PrefixIndex) -> None:
+    def __init__(
+        self, index: PrefixIndex, *, path_aged_seconds: float = _PATH_AGED_SECONDS
+    ) -> None:
         self.index = index
+        self._path_aged_seconds = path_aged_seconds
+        self._heard_at = 0.0
         self.agents: dict[str, AgentView] = {}
         self.engines: dict[str, EngineView] = {}
         self._engine_of_slot: dict[int, str] = {}
         self._serving: dict[str, list[EngineView]] | None = None
         self._traits: dict[str | None, ModelTraits] = {}
         self._laddered: set[str] = set()
+        self._configured: dict[str, EngineInfo] = {}
 
     def add_agent(self, url: str) -> AgentView:
         """Start knowing an agent."""
@@ -106,8 +114,23 @@ class Fleet:
     def add_static_engine(self, engine: str, url: str) -> None:
         """Know an engine from the configuration: a fallback until an agent speaks of its URL."""
         info = EngineInfo(id=engine, incarnation="", url=url, state=EngineState.READY)
+        self._configured[engine] = info
         self.engines[engine] = EngineView(info, agent="")
         self._forget_models()
+
+    def forget_agent(self, url: str) -> None:
+        """Know an agent no more, nor its engines; configured ones are a fallback again."""
+        agent = self.agents.pop(url, None)
+        if agent is None:
+            return
+        self._drop_staging(agent)
+        for engine in [e for e, view in self.engines.items() if view.agent == url]:
+            self._drop_engine(engine)
+        known = {view.info.url for view in self.engines.values()}
+        for engine, info in self._configured.items():
+            if engine not in self.engines and info.url not in known:
+                self.engines[engine] = EngineView(info, agent="")
+                self._forget_models()
 
     def serving(self, model: str) -> list[EngineView]:
         """Return the engines that answer to a model or adapter name.
@@ -136,17 +159,17 @@ class Fleet:
         return self._models()
 
     def path_between(self, source: EngineView, target: EngineView) -> PathReading | None:
-        """Return what moving KV between two engines' nodes costs, as an agent measured it.
+        """Return what moving KV between two engines' nodes costs, as agents measured it.
 
-        The target's agent, which pulls, knows best.
+        The target's agent, which pulls, knows best. Ages are those at the last frame of any.
         """
-        key = (source.info.node, target.info.node)
-        for url in (target.agent, source.agent):
-            agent = self.agents.get(url)
-            reading = None if agent is None else agent.paths.get(key)
-            if reading is not None:
-                return reading
-        return None
+        there, here = self.agents.get(source.agent), self.agents.get(target.agent)
+        return path_between(
+            (source.info.node, target.info.node),
+            None if there is None else there.paths,
+            None if here is None else here.paths,
+            since=self._heard_at - self._path_aged_seconds,
+        )
 
     def _models(self) -> dict[str, list[EngineView]]:
         if self._serving is None:
@@ -188,7 +211,7 @@ class Fleet:
     def apply(self, url: str, frame: Frame, now: float) -> None:
         """Apply one frame of an agent's stream; raises :class:`StreamProtocolError`."""
         agent = self.agents[url]
-        agent.heard_at = now
+        agent.heard_at = self._heard_at = now
         if isinstance(frame, Delta):
             self._apply_delta(agent, frame, now)
         elif isinstance(frame, Blocks):
@@ -210,7 +233,9 @@ class Fleet:
     def _begin_snapshot(self, agent: AgentView, frame: SnapshotBegin, now: float) -> None:
         self._drop_staging(agent)
         agent.node = frame.node
-        agent.staged_paths = _paths(frame.paths)
+        agent.staged_paths = AgentPaths()
+        agent.staged_paths.take(frame.paths, now)
+        agent.staged_paths.take_classes(frame.path_classes, now)
         gauges = {reading.id: reading for reading in frame.gauges}
         agent.staging = {}
         for info in frame.engines:
@@ -240,7 +265,7 @@ class Fleet:
             self._drop_engine(engine)
         for view in staged.values():
             self._install(view)
-        agent.paths, agent.staged_paths = agent.staged_paths, {}
+        agent.paths, agent.staged_paths = agent.staged_paths, AgentPaths()
         agent.cursor = frame.cursor
         agent.synced = True
         agent.connected = True
@@ -267,7 +292,8 @@ class Fleet:
                 view.gauges = reading
                 view.gauges_at = now - reading.age_seconds
         if frame.paths:
-            agent.paths |= _paths(frame.paths)
+            agent.paths.take(frame.paths, now)
+        agent.paths.take_classes(frame.path_classes, now)
         agent.cursor = frame.cursor
         agent.connected = True
 
@@ -413,15 +439,6 @@ def _keys(packed: bytes) -> tuple[int, ...]:
         raise StreamProtocolError(str(error)) from error
 
 
-def _paths(readings: Iterable[PathReading]) -> dict[tuple[str, str], PathReading]:
-    """Return the readings by (source, target), without those that cannot be."""
-    return {
-        (reading.source, reading.target): reading
-        for reading in readings
-        if 0 <= reading.setup_seconds < math.inf and 0 < reading.bytes_per_second < math.inf
-    }
-
-
 def compat_of(view: EngineView) -> tuple[str, str] | None:
     """Return what two engines must have in common for one to use the other's KV."""
     transfer = view.info.transfer
@@ -442,16 +459,22 @@ def traits_of(views: Iterable[EngineView]) -> ModelTraits:
 
 
 def models_served(views: Iterable[EngineView]) -> dict[str, list[EngineView]]:
-    """Return the engines by each name that they answer to; ``*`` for those that name none."""
+    """Return the engines by each name that they answer to; ``*`` for those that name none.
+
+    The latter may serve any model, but not an adapter that others have loaded.
+    """
     served: dict[str, list[EngineView]] = {}
+    adapters: set[str] = set()
     anonymous = []
     for view in views:
         for name in (*view.info.models, *view.info.adapters):
             served.setdefault(name, []).append(view)
+        adapters.update(view.info.adapters)
         if not view.info.models:
             anonymous.append(view)
-    for serving in served.values():
-        serving.extend(anonymous)
+    for name, serving in served.items():
+        if name not in adapters:
+            serving.extend(anonymous)
     if anonymous:
         served[_ANY_MODEL] = anonymous
     return served

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 import aiohttp
 import structlog
 
-from nearkv.certificates import ClientCertificates
-from nearkv.http_failures import explain_failure
+from nearkv.certificates import ClientCertificates, tls_options
+from nearkv.http_failures import explain_failure, name_failure
 from nearkv.ingress.fleet import Fleet, StreamProtocolError
 from nearkv.state.codec import FrameReader, StateDecodeError
 from nearkv.state.model import Cursor
 
 _FIRST_PAUSE_SECONDS = 0.2
+_UNAUTHORIZED = 401
 _REMEDIES = {
-    401: ": agent_token is not the agent's token, or agent_tls has no certificate for it",
+    _UNAUTHORIZED: ": agent_token is not the agent's token, or agent_tls has no certificate for it",
     404: ": is this an agent?",
 }
 
@@ -96,14 +97,14 @@ class AgentFollower:
         except TimeoutError:
             return "silent", f"nothing heard for {self._limits.silence_seconds:g} s"
         except aiohttp.ClientResponseError as error:
-            return "refused", f"status {error.status}{_REMEDIES.get(error.status, '')}"
+            reason = "unauthorized" if error.status == _UNAUTHORIZED else "refused"
+            return reason, f"status {error.status}{_REMEDIES.get(error.status, '')}"
         except (aiohttp.ClientError, OSError) as error:
-            return "disconnected", explain_failure(error)
+            return name_failure(error), explain_failure(error)
         return "closed", "the agent ended the stream"
 
     async def _read_stream(self, cursor: Cursor | None) -> None:
         query = {"after": str(cursor)} if cursor else {}
-        certificates = self._limits.certificates
         timeout = aiohttp.ClientTimeout(
             total=None,
             sock_connect=self._limits.connect_seconds,
@@ -115,7 +116,7 @@ class AgentFollower:
             headers=self._headers,
             timeout=timeout,
             raise_for_status=True,
-            ssl=True if certificates is None else certificates.context,
+            **tls_options(self._limits.certificates),
         ) as response:
             reader = FrameReader()
             async for data in response.content.iter_any():

@@ -18,14 +18,18 @@ from yarl import URL
 
 from nearkv.bounded_reading import read_at_most
 from nearkv.ingress.answers import error_event, is_event_stream
+from nearkv.ingress.engine_failures import FailureKind
 from nearkv.ingress.errors import EngineFailedError, EngineTimeoutError
+from nearkv.ingress.patience import Wait
 from nearkv.ingress.settings import DeadlineSettings
+from nearkv.ingress.tracing.context import TRACEPARENT_HEADER
 from nearkv.serving import cut_connection
 
 _WHOLE_BODY_BYTES = 256 << 10
 _TAIL_BYTES = 4096
 _URLS_KEPT = 1024
-_CACHED = re.compile(rb'"cached_tokens":\s*(\d{1,15})\b')
+_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)":\s*(\d{1,15})\b')
+_OUTPUT = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,15})\b')
 _RETRYABLE_STATUSES = frozenset({500, 502, 503, 504})
 
 _HOP_BY_HOP = frozenset(
@@ -56,11 +60,12 @@ _OURS = "x-nearkv-"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request goes."""
+    """Where a request goes; ``traceparent`` takes the place of the client's, if not empty."""
 
     engine: str
     url: str
     dp_rank: int | None = None
+    traceparent: str = ""
 
 
 @dataclass(slots=True)
@@ -84,10 +89,14 @@ class Asked:
 class Outcome:
     """How a forwarded answer ended; ``reported_cached_tokens`` is the engine's own count.
 
+    So is ``output_tokens``; ``chunks`` are the pieces that a streamed answer came in.
+
     ``writing`` says that the client is being waited for, not the engine.
     """
 
     reported_cached_tokens: int | None = None
+    output_tokens: int | None = None
+    chunks: int | None = None
     error: str | None = None
     writing: bool = False
 
@@ -98,9 +107,15 @@ class RetryableFailureError(Exception):
     ``opened`` is its answer, where it gave one that could be passed on instead.
     """
 
-    def __init__(self, message: str, opened: Opened | None = None) -> None:
+    def __init__(self, message: str, kind: FailureKind, opened: Opened | None = None) -> None:
         super().__init__(message)
+        self.kind = kind
         self.opened = opened
+
+    def discard(self) -> None:
+        """Let go of the answer that nobody gets."""
+        if self.opened is not None:
+            self.opened.response.close()
 
 
 class Forwarder:
@@ -126,35 +141,44 @@ class Forwarder:
         self._urls: dict[tuple[str, str], URL] = {}
 
     async def open(
-        self, request: web.Request, body: bytes, target: Target, request_id: str
+        self,
+        request: web.Request,
+        body: bytes,
+        target: Target,
+        request_id: str,
+        wait: Wait | None = None,
     ) -> Opened:
         """Send a request and wait for the first bytes of the answer.
 
         Raises :class:`RetryableFailureError`, or :class:`EngineTimeoutError` when the engine
-        took the request and kept silent (trying again would double the work).
+        took the request and kept silent (trying again would double the work). ``wait`` lets
+        others end it early.
         """
         headers = self._headers(request, request_id, target)
         url = self._url_of(target.url, _path_of(request))
         seconds = self._deadlines.first_byte_seconds
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as deadline:
+                if wait is not None:
+                    wait.deadline = deadline
                 opened = await self._send(request.method, url, headers, body)
-        except aiohttp.ServerTimeoutError as error:
-            raise RetryableFailureError(f"connecting took too long: {error}") from error
-        except TimeoutError as error:
+        except TimeoutError as error:  # the connector's own ones among them
+            if wait is not None and wait.why is not None:
+                raise RetryableFailureError("it was silent for too long", wait.why) from error
+            if isinstance(error, aiohttp.ServerTimeoutError):
+                raise RetryableFailureError(
+                    f"connecting took too long: {error}", FailureKind.UNREACHABLE
+                ) from error
             raise EngineTimeoutError(
                 f"engine {target.engine} sent nothing for {seconds:g} s"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise RetryableFailureError(f"{type(error).__name__}: {error}") from error
-        if opened.response.status == HTTPStatus.SWITCHING_PROTOCOLS:
-            opened.response.close()
-            raise RetryableFailureError("it switched protocols, which nobody asked for")
-        if opened.response.status in _RETRYABLE_STATUSES:
-            raise RetryableFailureError(f"status {opened.response.status}", opened)
-        return opened
+            raise RetryableFailureError(
+                f"{type(error).__name__}: {error}", failure_kind(error)
+            ) from error
+        return _checked(opened)
 
-    async def ask(
+    async def ask(  # noqa: PLR0913 - keyword-only, but the request and its body
         self,
         request: web.Request,
         body: bytes,
@@ -163,6 +187,7 @@ class Forwarder:
         request_id: str,
         deadline_seconds: float,
         limit_bytes: int,
+        wait: Wait | None = None,
     ) -> Asked:
         """Send a request for ourselves and return its whole answer, if that is in time.
 
@@ -174,7 +199,9 @@ class Forwarder:
         headers = self._headers(request, request_id, target)
         headers.popall(hdrs.ACCEPT_ENCODING, None)
         url = self._url_of(target.url, _path_of(request))
-        async with asyncio.timeout(deadline_seconds):
+        async with asyncio.timeout(deadline_seconds) as deadline:
+            if wait is not None:
+                wait.deadline = deadline
             response = await self._session.request(
                 hdrs.METH_POST,
                 url,
@@ -191,6 +218,8 @@ class Forwarder:
 
     def _headers(self, request: web.Request, request_id: str, target: Target) -> CIMultiDict[str]:
         headers = forwarded_headers(request.headers.items(), request_id, target.dp_rank)
+        if target.traceparent:
+            headers[TRACEPARENT_HEADER] = target.traceparent
         if self._keeps_keys:
             headers.popall(hdrs.AUTHORIZATION, None)
             headers.popall("X-Api-Key", None)
@@ -241,6 +270,7 @@ class Forwarder:
             if opened.whole:
                 first_byte()
                 outcome.reported_cached_tokens = reported_cached_tokens(opened.first)
+                outcome.output_tokens = reported_output_tokens(opened.first)
                 if request.method == hdrs.METH_HEAD and opened.response.content_length:
                     # Of the body that a GET would bring; the library would say 0.
                     returned[hdrs.CONTENT_LENGTH] = str(opened.response.content_length)
@@ -268,6 +298,7 @@ class Forwarder:
         try:
             tail = await self._copy(opened, answer, outcome)
             outcome.reported_cached_tokens = reported_cached_tokens(tail)
+            outcome.output_tokens = reported_output_tokens(tail)
         except (aiohttp.ClientPayloadError, TimeoutError) as error:
             outcome.error = _cause(error, outcome)
             await self._end_broken(request, answer, outcome.error)
@@ -284,6 +315,7 @@ class Forwarder:
         loop = asyncio.get_running_loop()
         idle_seconds = self._deadlines.idle_seconds
         tail = last = opened.first
+        outcome.chunks = 1
         async with asyncio.timeout(idle_seconds) as deadline:
             outcome.writing = True
             await answer.write(opened.first)
@@ -294,6 +326,7 @@ class Forwarder:
                 await answer.write(chunk)
                 outcome.writing = False
                 tail, last = last, chunk
+                outcome.chunks += 1
             deadline.reschedule(loop.time() + idle_seconds)
             outcome.writing = True
             await answer.write_eof()
@@ -315,12 +348,32 @@ class Forwarder:
             )
             try:
                 async with asyncio.timeout(self._deadlines.connect_seconds):
-                    await answer.write(error_event(error))
+                    await answer.write(error_event(error, request.path))
                     await answer.write_eof()
             except (ConnectionError, TimeoutError):
                 cut_connection(request)
         else:
             cut_connection(request)
+
+
+def failure_kind(error: Exception) -> FailureKind:
+    """Tell whether a request reached the engine before it failed."""
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ServerTimeoutError):
+        return FailureKind.UNREACHABLE
+    return FailureKind.BROKEN
+
+
+def _checked(opened: Opened) -> Opened:
+    """Return an answer that is the client's; raises :class:`RetryableFailureError`."""
+    status = opened.response.status
+    if status == HTTPStatus.SWITCHING_PROTOCOLS:
+        opened.response.close()
+        raise RetryableFailureError(
+            "it switched protocols, which nobody asked for", FailureKind.BROKEN
+        )
+    if status in _RETRYABLE_STATUSES:
+        raise RetryableFailureError(f"status {status}", FailureKind.STATUS, opened)
+    return opened
 
 
 def _cause(error: Exception, outcome: Outcome) -> str:
@@ -367,6 +420,15 @@ def returned_headers(headers: Iterable[tuple[str, str]], ours: dict[str, str]) -
 
 
 def reported_cached_tokens(tail: bytes) -> int | None:
-    """Return ``usage.prompt_tokens_details.cached_tokens`` where the answer reports it."""
+    """Return the prompt tokens found in the cache where the answer reports them.
+
+    That is ``cached_tokens`` among the details of usage, or Anthropic's field for it.
+    """
     found = _CACHED.findall(tail)
+    return int(found[-1]) if found else None
+
+
+def reported_output_tokens(tail: bytes) -> int | None:
+    """Return ``usage.completion_tokens`` where the answer reports it."""
+    found = _OUTPUT.findall(tail)
     return int(found[-1]) if found else None

@@ -7,9 +7,7 @@ before the first byte gets one more decision without the engine that failed.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from http import HTTPStatus
+from collections.abc import Callable
 
 import structlog
 from aiohttp import web
@@ -24,48 +22,37 @@ from nearkv.ingress.answers import (
     REQUEST_ID_HEADER,
     error_response,
 )
-from nearkv.ingress.cost_planning import Expected
-from nearkv.ingress.deciding import Decided, Decider
+from nearkv.ingress.assembling import Sending
+from nearkv.ingress.deciding import Decided
+from nearkv.ingress.engine_failures import FailureKind
 from nearkv.ingress.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
     EngineFailedError,
+    EngineTimeoutError,
     IngressError,
     NoEngineError,
     NoRoomError,
     RequestError,
-    UnknownModelError,
 )
 from nearkv.ingress.fleet import EngineView
-from nearkv.ingress.forwarding import Forwarder, Opened, Outcome, RetryableFailureError, Target
-from nearkv.ingress.hints import PrefixHint, prefix_ids_of
+from nearkv.ingress.forwarding import Forwarder, Opened, Outcome, RetryableFailureError
+from nearkv.ingress.hints import prefix_ids_of
 from nearkv.ingress.keying import Job, KeyFinder
 from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.metrics import IngressMetrics
-from nearkv.ingress.parity_watch import ParityWatch
-from nearkv.ingress.planning import Plan
+from nearkv.ingress.opening import Serving
+from nearkv.ingress.recording.recorder import Recorder
+from nearkv.ingress.recording.watching import RequestWatch
 from nearkv.ingress.requests import parse_request
+from nearkv.ingress.selecting import EngineSelector
 from nearkv.ingress.settings import IngressSettings
-from nearkv.ingress.two_legs import PrefillFailedError, TwoLegs
+from nearkv.ingress.tracing.context import TRACEPARENT_HEADER
+from nearkv.ingress.two_legs import PrefillFailedError
 
-_NO_KV = "no_kv"
+_ENGINES_FAULTS = ("engine_died", "engine_timeout")
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Serving:
-    """Who answers a request, and why.
-
-    ``predicted`` are the tokens that the engine has cached when it begins, ``reused`` those
-    that nobody computes for this request; they differ where KV was pulled.
-    """
-
-    view: EngineView
-    reason: str
-    predicted: int
-    reused: int
-    prefill_engine: str = ""
 
 
 class GenerateHandler:
@@ -78,21 +65,26 @@ class GenerateHandler:
         forwarder: Forwarder,
         metrics: IngressMetrics,
         *,
-        two_legs: TwoLegs,
+        sending: Sending,
         admission: Admission,
+        recorder: Recorder,
+        selector: EngineSelector,
         now: Callable[[], float],
     ) -> None:
         self._settings = settings
+        self._recorder = recorder
+        self._selector = selector
         self._know = knowledge
         self._forwarder = forwarder
         self._metrics = metrics
         self._admission = admission
-        self._decider = Decider(settings, knowledge, metrics, now)
+        self._decider = sending.decider
         self._keys = KeyFinder(knowledge, metrics, settings.policy, now)
         self._in_flight = knowledge.in_flight
         self._now = now
-        self._two_legs = two_legs
-        self._parity = ParityWatch(knowledge.parity, metrics)
+        self._opener = sending.opener
+        self._retrying = sending.retrying
+        self._learner = sending.learner
         self._request_ids = RequestIds()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -101,8 +93,14 @@ class GenerateHandler:
         self._know.totals.requests += 1
         request_id = self._request_ids.of(request.headers.get("X-Request-Id", ""))
         self._in_flight.enter(request)
+        watch = self._recorder.begin(
+            request_id,
+            request.path,
+            arrived_at=arrived_at,
+            traceparent=request.headers.get(TRACEPARENT_HEADER, ""),
+        )
         try:
-            job = await self._accept(request, request_id, arrived_at)
+            job = await self._accept(request, request_id, arrived_at, watch)
             await self._keys.find(job)
             if job.tenant is not None and job.prompt is not None:
                 self._admission.charge(job.tenant, job.prompt.token_count)
@@ -115,27 +113,45 @@ class GenerateHandler:
                 reason=error.reason,
                 error=str(error),
             )
-            return self._refuse(error, request_id)
+            return self._refuse(error, request, request_id, watch)
         except Exception:
             # The last line of defence: a defect must not look like a broken connection.
             log.exception("request_failed", path=request.path, request_id=request_id)
-            return self._refuse(IngressError("an error inside the ingress"), request_id)
+            defect = IngressError("an error inside the ingress")
+            return self._refuse(defect, request, request_id, watch)
         finally:
             self._in_flight.leave(request)
+            watch.close()
 
-    def _refuse(self, error: IngressError, request_id: str) -> web.Response:
+    def _refuse(
+        self, error: IngressError, request: web.Request, request_id: str, watch: RequestWatch
+    ) -> web.Response:
         self._metrics.requests.add(error.reason, str(error.status))
-        return error_response(error, request_id=request_id)
+        watch.refused(error.reason, error.status, str(error))
+        return error_response(error, request_id=request_id, path=request.path)
 
     # -- Accepting ---------------------------------------------------------------------
 
-    async def _accept(self, request: web.Request, request_id: str, arrived_at: float) -> Job:
+    async def _accept(
+        self, request: web.Request, request_id: str, arrived_at: float, watch: RequestWatch
+    ) -> Job:
         check_room(self._in_flight.count, self._settings)
         check_path(request.path)
         tenant, priority = self._admission.admit(request.headers)
         body = await self._read_body(request)
-        parsed = parse_request(request.method, request.path, body, lambda: request.content_type)
+        parsed, body = self._selector.names.apply(
+            parse_request(request.method, request.path, body, lambda: request.content_type), body
+        )
         prefix_ids = prefix_ids_of(request.headers)
+        watch.accepted(
+            model=parsed.model,
+            stream=parsed.stream,
+            tenant="" if tenant is None else tenant.spec.name,
+            prefix_ids=prefix_ids,
+        )
+        views = await self._selector.select(parsed, request.headers)
+        adapter = self._selector.adapter_of(parsed, views)
+        hint = self._know.hints.first_of(prefix_ids) if prefix_ids else None
         return Job(
             web_request=request,
             path=request.path,
@@ -143,11 +159,13 @@ class GenerateHandler:
             parsed=parsed,
             request_id=request_id,
             arrived_at=arrived_at,
-            views=self._views_for(parsed.model),
+            views=views,
             prefix_ids=prefix_ids,
-            hint=self._know.hints.first_of(prefix_ids) if prefix_ids else None,
+            hint=hint or self._selector.home_of(adapter),
             priority=priority,
             tenant=tenant,
+            adapter=adapter,
+            watch=watch,
         )
 
     async def _read_body(self, request: web.Request) -> bytes:
@@ -173,18 +191,6 @@ class GenerateHandler:
         except (web.RequestPayloadError, ConnectionError) as error:
             raise RequestError(f"the body did not arrive whole: {error}") from error
 
-    def _views_for(self, model: str | None) -> Sequence[EngineView]:
-        """Return the engines that answer to a model name; raises for a name nobody knows."""
-        fleet = self._know.fleet
-        views = list(fleet.engines.values()) if model is None else fleet.serving(model)
-        if views or not fleet.engines or model is None:
-            return views
-        engines = fleet.engines.values()
-        known = sorted({name for v in engines for name in (*v.info.models, *v.info.adapters)})
-        raise UnknownModelError(
-            f"The model `{model[:200]}` does not exist. Known: {', '.join(known)}.", param="model"
-        )
-
     # -- Deciding and forwarding -------------------------------------------------------
 
     async def _serve(self, job: Job) -> web.StreamResponse:
@@ -194,8 +200,9 @@ class GenerateHandler:
         answers. They are bounded by ``job.pairs_left``.
         """
         failure: RetryableFailureError | None = None
-        attempt = 0
-        while attempt <= self._settings.retries:
+        attempt, last_failed = 0, ""
+        self._retrying.count(job)
+        while True:
             try:
                 decided = await self._decide(job, attempt, failure)
             except NoRoomError:
@@ -204,28 +211,35 @@ class GenerateHandler:
                 break  # an engine's own error says more than the others' lack of room
             view = decided.view
             if view is None:
+                if failure and await self._retrying.same_again(job, last_failed, failure):
+                    continue
                 break
-            if attempt:
-                self._metrics.retries.add()
-                _discard(failure)
+            if failure is not None and last_failed:
+                self._metrics.retries.add(failure.kind.value)
+                failure.discard()
             try:
-                return await self._dispatch(job, decided.plan, view, decided.predicted)
+                return await self._dispatch(job, decided, view)
             except PrefillFailedError as error:
                 self._note_failed_prefill(job, error)
+                last_failed = ""
             except RetryableFailureError as error:
-                failure = error
+                failure, last_failed = error, view.info.id
                 attempt += 1
                 self._note_failed(job, view, error)
+                if not self._retrying.may_retry(job, error):
+                    break
         return await self._give_up(job, failure)
 
     def _note_failed(self, job: Job, view: EngineView, error: RetryableFailureError) -> None:
         info = view.info
         job.tried.add(info.id)
-        self._know.suspects.failed(info.id, info.incarnation, self._now())
+        job.watch.failed(info.id, str(error))
+        self._retrying.blame(job, view, error.kind)
         log.warning("engine_failed", request_id=job.request_id, engine=info.id, error=str(error))
 
     def _note_failed_prefill(self, job: Job, error: PrefillFailedError) -> None:
         job.failed_sources.add(error.source)
+        job.watch.failed(error.source, str(error), leg="prefill")
         job.pairs_left = job.pairs_left - 1 if error.may_pair_again else 0
         log.warning(
             "prefill_failed", request_id=job.request_id, engine=error.source, error=str(error)
@@ -241,65 +255,28 @@ class GenerateHandler:
 
         if failure is not None:
             return decide()
-        return await self._admission.in_turn(job.parsed.model or "", job.priority, decide)
+        return await self._admission.in_turn(
+            job.parsed.model or "", job.priority, decide, queued=job.watch.queued
+        )
 
-    async def _dispatch(
-        self, job: Job, plan: Plan, view: EngineView, predicted: int
-    ) -> web.StreamResponse:
-        info = view.info
-        tokens = job.prompt.token_count if job.prompt is not None else 0
-        entry = self._know.ledger.open(info.id, info.incarnation, tokens)
+    async def _dispatch(self, job: Job, decided: Decided, view: EngineView) -> web.StreamResponse:
+        leg = self._opener.begin(job, decided, view)
         self._metrics.routing_seconds.observe(time.perf_counter() - job.arrived_at)
         try:
-            opened, serving = await self._open(job, plan, view, predicted)
-            self._know.suspects.succeeded(info.id, info.incarnation)
-            self._learn(job, serving)
+            leg, opened, serving = await self._opener.open(job, leg)
+            info = serving.view.info
+            self._know.suspects.succeeded(info.id, info.incarnation, self._now())
+            self._learner.served(job, info, reused_tokens=serving.reused)
+            self._selector.answered(job.parsed, job.path, serving.view, opened)
             return await self._relay(job, serving, opened)
+        except EngineTimeoutError:
+            self._retrying.blame(job, view, FailureKind.SILENT)
+            raise
         finally:
-            self._know.ledger.close(entry)
+            leg.close()
             self._admission.wake()
 
-    async def _open(
-        self, job: Job, plan: Plan, view: EngineView, predicted: int
-    ) -> tuple[Opened, _Serving]:
-        """Open an engine's answer, by way of a prefill engine where the plan says so."""
-        split = plan.split
-        if split is not None:
-            legs = await self._two_legs.open(job, split)
-            if not legs.has_kv:
-                return legs.opened, _Serving(view, _NO_KV, predicted, predicted)
-            return legs.opened, _Serving(
-                view,
-                plan.decision.reason,
-                split.target_tokens,
-                split.reused_tokens,
-                prefill_engine=split.source.info.id,
-            )
-        info = view.info
-        serving = _Serving(view, plan.decision.reason, predicted, predicted)
-        target = Target(info.id, info.url, info.dp_rank)
-        missing = plan.computing_tokens
-        if not missing:
-            opened = await self._forwarder.open(job.web_request, job.body, target, job.request_id)
-            return opened, serving
-        know, engine, incarnation = self._know, info.id, info.incarnation
-        know.placements.note(engine, incarnation, missing)
-        streams = job.parsed.stream
-        sent_at = time.perf_counter()
-        with know.computing.counting(engine, incarnation, missing, tells=streams):
-            opened = await self._forwarder.open(job.web_request, job.body, target, job.request_id)
-        expected = plan.expected if streams and job.prompt is not None else None
-        if expected is not None and opened.response.status == HTTPStatus.OK:
-            self._compare_times(engine, expected, time.perf_counter() - sent_at)
-        return opened, serving
-
-    def _compare_times(self, engine: str, expected: Expected, seconds: float) -> None:
-        """Learn from the time to the first token, and tell how well it was predicted."""
-        self._metrics.first_token_ratio.observe(expected.first_token_ms / 1000 / seconds)
-        if expected.undisturbed:
-            self._know.fits.observe(engine, expected.missing_tokens, seconds)
-
-    async def _relay(self, job: Job, serving: _Serving, opened: Opened) -> web.StreamResponse:
+    async def _relay(self, job: Job, serving: Serving, opened: Opened) -> web.StreamResponse:
         headers = {
             ENGINE_HEADER: serving.view.info.id,
             REASON_HEADER: serving.reason,
@@ -311,32 +288,47 @@ class GenerateHandler:
             headers[PREFILL_ENGINE_HEADER] = serving.prefill_engine
         outcome = Outcome()
         first_byte = self._metrics.first_byte(serving.reason)
+        job.watch.served(
+            serving.view.info.id,
+            serving.reason,
+            predicted=None if job.prompt is None else serving.predicted,
+            prefill_engine=serving.prefill_engine,
+        )
+
+        def note_first_byte() -> None:
+            first_byte.observe(time.perf_counter() - job.arrived_at)
+            job.watch.began()
+
         try:
             answer = await self._forwarder.relay(
                 job.web_request,
                 opened,
                 headers,
                 outcome,
-                first_byte=lambda: first_byte.observe(time.perf_counter() - job.arrived_at),
+                first_byte=note_first_byte,
             )
         except asyncio.CancelledError:
             outcome.error = "client_gone"
             raise
         finally:
             self._metrics.requests.add(serving.reason, str(opened.response.status))
+            job.watch.ended(opened.response.status, outcome)
             if outcome.error is not None:
                 self._note_broken(job, serving.view, outcome.error)
         if job.prompt is not None and not serving.prefill_engine:
-            # KV that was pulled counts as cached too, which says nothing about our view.
-            self._parity.compare(
+            self._learner.cached(
                 serving.view.info,
                 predicted=serving.predicted,
                 reported=outcome.reported_cached_tokens,
+                guessed_as=job.guessed_as,
             )
         return answer
 
     def _note_broken(self, job: Job, view: EngineView, cause: str) -> None:
         self._metrics.broken_streams.add(cause)
+        if cause in _ENGINES_FAULTS:
+            info = view.info
+            self._know.suspects.failed(info.id, info.incarnation, self._now(), reached=True)
         log.warning("stream_broken", request_id=job.request_id, engine=view.info.id, cause=cause)
 
     async def _give_up(self, job: Job, failure: RetryableFailureError | None) -> web.StreamResponse:
@@ -350,27 +342,9 @@ class GenerateHandler:
             REASON_HEADER: EngineFailedError.reason,
             REQUEST_ID_HEADER: job.request_id,
         }
-        self._metrics.requests.add(EngineFailedError.reason, str(failure.opened.response.status))
+        status = failure.opened.response.status
+        self._metrics.requests.add(EngineFailedError.reason, str(status))
+        job.watch.refused(EngineFailedError.reason, status, f"the engine's own error: {failure}")
         return await self._forwarder.relay(
-            job.web_request, failure.opened, headers, Outcome(), first_byte=lambda: None
+            job.web_request, failure.opened, headers, Outcome(), first_byte=job.watch.began
         )
-
-    # -- Learning ----------------------------------------------------------------------
-
-    def _learn(self, job: Job, serving: _Serving) -> None:
-        if job.prompt is not None:
-            self._metrics.prompt_tokens.add(by=job.prompt.token_count)
-            self._metrics.predicted_tokens.add(by=serving.reused)
-            self._know.totals.prompt_tokens += job.prompt.token_count
-            self._know.totals.predicted_tokens += serving.reused
-        keys = job.prompt.keys if job.prompt is not None else ()
-        if not keys and job.hint is not None:
-            keys = job.hint.keys  # what was learnt before is better than nothing
-        info = serving.view.info
-        for prefix_id in job.prefix_ids:
-            self._know.hints.learn(prefix_id, PrefixHint(keys, info.id, info.incarnation))
-
-
-def _discard(failure: RetryableFailureError | None) -> None:
-    if failure is not None and failure.opened is not None:
-        failure.opened.response.close()

@@ -8,11 +8,14 @@ import structlog
 from aiohttp import web
 
 from nearkv.block_keys import KeyNamespace, root_key
+from nearkv.ingress.attempts import Attempts
 from nearkv.ingress.errors import TokenizationError
 from nearkv.ingress.fleet import EngineView
 from nearkv.ingress.hints import PrefixHint
 from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.metrics import IngressMetrics
+from nearkv.ingress.parity import ParityMode
+from nearkv.ingress.recording.watching import RequestWatch, unwatched
 from nearkv.ingress.requests import GenerateRequest, PromptKind
 from nearkv.ingress.routing import Policy
 from nearkv.ingress.tenants import Tenant
@@ -22,6 +25,8 @@ from nearkv.ingress.tokens.service import KeyScope
 from nearkv.state.model import EngineState
 
 _SPEAKERS = 2
+_TRIED_AGAIN_EVERY = 16
+"""Of the prompts whose tokens are a guess that did not come true lately, one in so many."""
 _ROOTS_KEPT = 1024
 _LOOKING_AT_PREFIXES = (Policy.COST, Policy.PREFIX_FIRST)
 
@@ -33,7 +38,8 @@ class Job:
     """One request on its way: what came in, and what was found out so far.
 
     ``fields`` are the body's, read only where the request may be split; ``pairs_left`` and
-    ``failed_sources`` say what became of earlier pairs.
+    ``failed_sources`` say what became of earlier pairs. ``adapter`` is the LoRA adapter asked
+    for.
     """
 
     web_request: web.Request
@@ -52,6 +58,16 @@ class Job:
     fields: dict[str, msgspec.Raw] | None = None
     pairs_left: int = 2
     failed_sources: set[str] = field(default_factory=set)
+    attempts: Attempts | None = None
+    watch: RequestWatch = field(default_factory=unwatched)
+    adapter: str = ""
+
+    @property
+    def guessed_as(self) -> str:
+        """What kind of guess the prompt's tokens are; empty where they are those of the engine."""
+        if self.prompt is None or self.prompt.exact:
+            return ""
+        return f"{self.parsed.kind.value} of {self.parsed.model}"
 
 
 class KeyFinder:
@@ -69,6 +85,7 @@ class KeyFinder:
         self._policy = policy
         self._now = now
         self._roots: dict[tuple[str, str, str], int] = {}
+        self._distrusted = 0
 
     async def find(self, job: Job) -> None:
         """Set ``job.prompt``; without any, routing goes on by hint and load.
@@ -94,6 +111,21 @@ class KeyFinder:
                 self._know.suspects.failed(info.id, info.incarnation, self._now())
         if job.prompt is not None:
             self._metrics.tokenizations.add(job.prompt.source)
+            if not job.prompt.exact:
+                self._doubt(job)
+
+    def _doubt(self, job: Job) -> None:
+        """Drop keys that rest on a guess, while such guesses do not come true.
+
+        One in a few is kept all the same, to see whether they do again.
+        """
+        mode = self._know.guesses.mode(job.guessed_as, "")
+        if mode is ParityMode.EXACT:
+            return
+        self._distrusted += 1
+        if self._distrusted % _TRIED_AGAIN_EVERY:
+            job.prompt = None
+            self._metrics.tokenizations.add("distrusted")
 
     def _recall(self, job: Job) -> PromptKeys | None:
         """Return the keys without asking anybody, where the same prompt was seen before."""

@@ -11,9 +11,12 @@ from nearkv.ingress.ledger import Ledger, TokenTally
 from nearkv.ingress.parity import ParityCheck
 from nearkv.ingress.placements import Placements
 from nearkv.ingress.prefill_fit import PrefillFits
+from nearkv.ingress.response_owners import ResponseOwners
 from nearkv.ingress.suspects import Suspects
 from nearkv.ingress.tokens.service import TokenService
 from nearkv.serving import InFlight
+
+_ADAPTER_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
@@ -32,7 +35,9 @@ class Knowledge:
     ``computing`` counts prompt tokens sent to be computed and not answered yet (under policy
     ``cost``, and where the KV of a model's engines can move), ``staged`` the KV promised to
     pairs whose decode engine has not answered yet. ``fits`` are engines' prefill times,
-    ``placements`` what this replica gave them lately.
+    ``placements`` what this replica gave them lately. ``guesses`` compares what was predicted
+    from tokens that are a guess, by kind of guess; ``owners`` says who made which response,
+    ``adapter_homes`` who served which adapter last.
     """
 
     fleet: Fleet
@@ -48,6 +53,11 @@ class Knowledge:
     staged: TokenTally = field(default_factory=TokenTally)
     fits: PrefillFits = field(default_factory=PrefillFits)
     placements: Placements = field(default_factory=Placements)
+    guesses: ParityCheck = field(default_factory=ParityCheck)
+    owners: ResponseOwners = field(default_factory=ResponseOwners)
+    adapter_homes: PrefixHints = field(
+        default_factory=lambda: PrefixHints(limit_bytes=_ADAPTER_BYTES)
+    )
 
     def key_mismatches(self) -> list[str]:
         """Return the engines whose block keys are made with another cluster secret than ours."""

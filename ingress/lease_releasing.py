@@ -13,6 +13,8 @@ import aiohttp
 import msgspec
 import structlog
 
+from nearkv.certificates import ClientCertificates, tls_options
+from nearkv.http_failures import DISCONNECTED, name_failure
 from nearkv.ingress.prefill_leg import lease_of
 
 _MOST_AT_ONCE = 256
@@ -29,11 +31,16 @@ class LeaseReleaser:
         session: aiohttp.ClientSession,
         *,
         token: str | None,
+        certificates: ClientCertificates | None = None,
         deadline_seconds: float,
         count: Callable[[str], None],
     ) -> None:
-        """Make a releaser; ``count`` takes the outcome of each release."""
+        """Make a releaser; ``count`` takes the outcome of each release.
+
+        ``certificates`` are for agents that serve over TLS; default: the system's CAs.
+        """
         self._session = session
+        self._certificates = certificates
         self._headers = {"Content-Type": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -73,12 +80,17 @@ class LeaseReleaser:
             async with (
                 asyncio.timeout(self._deadline_seconds),
                 self._session.post(
-                    url, data=body, headers=self._headers, allow_redirects=False
+                    url,
+                    data=body,
+                    headers=self._headers,
+                    allow_redirects=False,
+                    **tls_options(self._certificates),
                 ) as answer,
             ):
                 done = HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES
                 return "released" if done else "refused"
         except TimeoutError:
             return "timeout"
-        except (aiohttp.ClientError, OSError):
-            return "failed"
+        except (aiohttp.ClientError, OSError) as error:
+            reason = name_failure(error)
+            return "failed" if reason == DISCONNECTED else reason

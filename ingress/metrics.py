@@ -150,15 +150,39 @@ class IngressMetrics:
         )
         self.tokenizations = tally(
             "tokenizations",
-            "Where token ids came from; failed means that there were none.",
+            "Where token ids came from; failed means that there were none, distrusted that they"
+            " were a guess and not used.",
             "source",
         )
-        self.retries = tally("retries", "Requests sent to another engine before the first byte.")
+        self.retries = tally(
+            "retries",
+            "Requests sent once more before the first byte, by how the engine before had failed.",
+            "reason",
+        )
+        self.retries_refused = tally(
+            "retries_refused", "Requests not sent once more, by why (limit, budget).", "why"
+        )
+        self.hedges = tally(
+            "hedges",
+            "Late first bytes: a second engine was first (won) or not (lost), or could not be "
+            "asked (no_budget, no_engine).",
+            "outcome",
+        )
         self.broken_streams = tally(
             "broken_streams", "Answers that ended early, by cause.", "cause"
         )
         self.stream_errors = tally(
             "agent_stream_errors", "Agent streams that broke, by cause.", "cause"
+        )
+        self.agent_list_failures = tally(
+            "agent_list_failures",
+            "Failed requests for the list of agents to the API server, by reason.",
+            "reason",
+        )
+        self.certificate_loads = tally(
+            "certificate_loads",
+            "Renewed TLS files for agents taken over, or not, by outcome.",
+            "outcome",
         )
         self.parity = tally(
             "parity_checks",
@@ -166,6 +190,18 @@ class IngressMetrics:
             "outcome",
         )
 
+        self.guesses = tally(
+            "guess_checks",
+            "Responses whose reported cached tokens were compared with what guessed tokens"
+            " predicted.",
+            "outcome",
+        )
+        self.stateful = tally(
+            "stateful_requests",
+            "Requests about an earlier response, by what was known of the engine that made it"
+            " (known, found, unknown, gone).",
+            "outcome",
+        )
         self.first_token_ratio = first_token_ratio(registry)
         self.pd = PdMetrics(registry)
         self.admission = AdmissionMetrics(registry)
@@ -198,8 +234,9 @@ class FleetCollector(Collector):
         yield _gauge("engines", "Engines known.", len(self._fleet.engines))
         agents = self._fleet.agents.values()
         connected = sum(agent.connected for agent in agents)
+        listed = sum(agent.listed for agent in agents)
         yield _gauge("agents_connected", "Agents whose stream is open.", connected)
-        yield _gauge("agents", "Agents configured.", len(agents))
+        yield _gauge("agents", "Agents that are configured, or found in Kubernetes.", listed)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

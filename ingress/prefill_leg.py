@@ -24,7 +24,7 @@ ASK_FOR_KV = msgspec.Raw(
 )
 """The parameters that make an engine keep its KV for another one."""
 
-_NEVER_SPLIT = (
+_NEVER_SPLIT: tuple[tuple[str, frozenset[bytes], str], ...] = (
     ("kv_transfer_params", _ABSENT, "own_params"),
     ("ec_transfer_params", _ABSENT, "own_params"),
     ("n", _SINGLE, "several_answers"),
@@ -36,6 +36,8 @@ _NEVER_SPLIT = (
     # What is cut off may depend on max_tokens, which P does not get.
     ("truncate_prompt_tokens", _ABSENT, "truncated_prompt"),
     ("prompt_embeds", _ABSENT, "prompt_embeds"),
+    # Of /v1/responses, whose answers are limited and kept by other fields.
+    ("input", frozenset(), "other_api"),
 )
 """Field, values that mean nothing, and why any other value keeps a request whole."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_128_digest
 
+from nearkv.ingress.dialects import MESSAGES_PATH, RESPONSES_PATH, response_id_in
 from nearkv.ingress.errors import RequestError
 
 _IRRELEVANT_TO_TOKENS = frozenset(
@@ -29,6 +30,25 @@ _IRRELEVANT_TO_TOKENS = frozenset(
 _IRRELEVANT_TO_CHATS = _IRRELEVANT_TO_TOKENS - {"response_format"}
 """Chat templates may read ``response_format`` (vLLM 0.32 hands it to them)."""
 
+_IRRELEVANT_TO_RESPONSES = frozenset(
+    {
+        "background", "cache_salt", "frequency_penalty", "ignore_eos", "include",
+        "include_reasoning", "kv_transfer_params", "logit_bias", "max_tool_calls", "metadata",
+        "min_p", "parallel_tool_calls", "presence_penalty", "priority", "prompt_cache_key",
+        "repetition_penalty", "request_id", "seed", "service_tier", "session_id", "stop",
+        "stop_token_ids", "store", "stream", "stream_options", "temperature", "top_k",
+        "top_logprobs", "top_p", "user",
+    }
+)  # fmt: skip
+"""As above; ``max_output_tokens`` counts, since ``truncation`` makes room for it."""
+
+_IRRELEVANT_TO_MESSAGES = frozenset(
+    {
+        "cache_salt", "kv_transfer_params", "max_tokens", "metadata", "service_tier",
+        "stop_sequences", "stream", "temperature", "top_k", "top_p",
+    }
+)  # fmt: skip
+
 _PLAIN_PROMPT_FIELDS = frozenset({"model", "prompt"})
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
@@ -39,14 +59,27 @@ class PromptKind(StrEnum):
     TEXT = "text"
     TOKENS = "tokens"
     CHAT = "chat"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
     NONE = "none"
+
+
+_IRRELEVANT = {
+    PromptKind.TEXT: _IRRELEVANT_TO_TOKENS,
+    PromptKind.CHAT: _IRRELEVANT_TO_CHATS,
+    PromptKind.RESPONSES: _IRRELEVANT_TO_RESPONSES,
+    PromptKind.MESSAGES: _IRRELEVANT_TO_MESSAGES,
+}
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
     """What routing knows of a request before tokens.
 
     ``digest`` is equal for equal prompts of equal templates, whatever else differs.
-    ``plain`` says that the prompt text alone determines the tokens.
+    ``plain`` says that the prompt text alone determines the tokens. ``response_id`` is the
+    earlier response that this request goes on from, or asks about: only the engine that made
+    it knows it. ``may_render_otherwise`` says that the engine's rendering for us may differ
+    from the one it serves by.
     """
 
     model: str | None
@@ -57,6 +90,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...] = ()
     digest: bytes = b""
     plain: bool = False
+    response_id: str = ""
+    may_render_otherwise: bool = False
 
 
 class _Completion(msgspec.Struct):
@@ -71,6 +106,26 @@ class _Chat(msgspec.Struct):
     model: str | None = None
     stream: bool | None = None
     cache_salt: str | None = None
+
+
+class _Responses(msgspec.Struct):
+    input: msgspec.Raw
+    model: str | None = None
+    stream: bool | None = None
+    cache_salt: str | None = None
+    previous_response_id: str | None = None
+
+
+class _Thinking(msgspec.Struct):
+    type: str | None = None
+
+
+class _Messages(msgspec.Struct):
+    messages: msgspec.Raw
+    model: str | None = None
+    stream: bool | None = None
+    cache_salt: str | None = None
+    thinking: _Thinking | None = None
 
 
 class _Any(msgspec.Struct):
@@ -94,6 +149,8 @@ _Plain = msgspec.defstruct(
 _plain = msgspec.json.Decoder(_Plain)
 _completion = msgspec.json.Decoder(_Completion)
 _chat = msgspec.json.Decoder(_Chat)
+_responses = msgspec.json.Decoder(_Responses)
+_messages = msgspec.json.Decoder(_Messages)
 _any = msgspec.json.Decoder(_Any)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -105,13 +162,15 @@ def parse_request(
 
     ``content_type`` is asked only where the path does not say what the body is.
     """
+    if method == "POST":
+        parse = _PARSERS.get(path)
+        if parse is not None:
+            return parse(body)
+    response_id = response_id_in(path)
     if method != "POST":
-        return GenerateRequest(model=None, kind=PromptKind.NONE)
-    if path == "/v1/completions":
-        return parse_completion(body)
-    if path == "/v1/chat/completions":
-        return parse_chat(body)
-    return parse_other(body, content_type())
+        return GenerateRequest(model=None, kind=PromptKind.NONE, response_id=response_id)
+    parsed = parse_other(body, content_type())
+    return msgspec.structs.replace(parsed, response_id=response_id) if response_id else parsed
 
 
 def parse_completion(body: bytes) -> GenerateRequest:
@@ -175,6 +234,43 @@ def parse_chat(body: bytes) -> GenerateRequest:
     )
 
 
+def parse_responses(body: bytes) -> GenerateRequest:
+    """Parse a ``/v1/responses`` body; raises :class:`RequestError`.
+
+    One that goes on from an earlier response has a prompt that only that one's engine knows.
+    """
+    parsed = _decode(_responses, body)
+    if not bytes(parsed.input).startswith((b"[", b'"')):
+        raise RequestError("input: expected text or a list", param="input")
+    previous = parsed.previous_response_id or ""
+    return GenerateRequest(
+        model=parsed.model,
+        kind=PromptKind.NONE if previous else PromptKind.RESPONSES,
+        stream=bool(parsed.stream),
+        cache_salt=parsed.cache_salt or "",
+        digest=b"" if previous else _digest(body, PromptKind.RESPONSES)[0],
+        response_id=previous,
+    )
+
+
+def parse_messages(body: bytes) -> GenerateRequest:
+    """Parse a ``/v1/messages`` body; raises :class:`RequestError`.
+
+    With thinking disabled vLLM 0.32 serves some models at low effort and renders at none.
+    """
+    parsed = _decode(_messages, body)
+    if not bytes(parsed.messages).startswith(b"["):
+        raise RequestError("messages: expected a list", param="messages")
+    return GenerateRequest(
+        model=parsed.model,
+        kind=PromptKind.MESSAGES,
+        stream=bool(parsed.stream),
+        cache_salt=parsed.cache_salt or "",
+        digest=_digest(body, PromptKind.MESSAGES)[0],
+        may_render_otherwise=parsed.thinking is not None and parsed.thinking.type == "disabled",
+    )
+
+
 def parse_other(body: bytes, content_type: str) -> GenerateRequest:
     """Read the model from any other JSON body; a body that is not JSON names none."""
     if not body or "json" not in content_type:
@@ -183,15 +279,21 @@ def parse_other(body: bytes, content_type: str) -> GenerateRequest:
     return GenerateRequest(model=parsed.model, kind=PromptKind.NONE, stream=bool(parsed.stream))
 
 
+_PARSERS: dict[str, Callable[[bytes], GenerateRequest]] = {
+    "/v1/completions": parse_completion,
+    "/v1/chat/completions": parse_chat,
+    RESPONSES_PATH: parse_responses,
+    MESSAGES_PATH: parse_messages,
+}
+
+
 def _digest(body: bytes, kind: PromptKind) -> tuple[bytes, bool]:
     """Digest the fields that may bear on the tokens; tell whether the prompt alone does.
 
     Names are quoted by their length, so that no name can pass for other fields.
     """
     fields = _decode(_fields, body)
-    is_chat = kind is PromptKind.CHAT
-    irrelevant = _IRRELEVANT_TO_CHATS if is_chat else _IRRELEVANT_TO_TOKENS
-    relevant = sorted(fields.keys() - irrelevant)
+    relevant = sorted(fields.keys() - _IRRELEVANT[kind])
     plain = _PLAIN_PROMPT_FIELDS.issuperset(relevant)
     parts = [kind.value.encode()]
     for name in relevant:

@@ -8,10 +8,15 @@ from pydantic import AfterValidator, Field, field_validator
 
 from nearkv.ingress.cost_policy import CostRules
 from nearkv.ingress.extproc.settings import ExtProcSettings
+from nearkv.ingress.failure_settings import BreakerSettings, HedgeSettings, RetrySettings
+from nearkv.ingress.model_settings import ModelSettings
+from nearkv.ingress.patience_rules import PatienceRules
 from nearkv.ingress.pd_costs import CostTerms
 from nearkv.ingress.quoting import Weights
+from nearkv.ingress.recording.settings import DecisionSettings
 from nearkv.ingress.routing import Policy
 from nearkv.ingress.sidecar.settings import SidecarSettings
+from nearkv.ingress.tracing.settings import TracingSettings
 from nearkv.settings import (
     Address,
     ClientTlsSettings,
@@ -40,6 +45,27 @@ class StaticEngine(SettingsGroup):
     url: HttpUrl = Field(description="Base URL of its HTTP API.")
 
 
+class AgentServiceSettings(SettingsGroup):
+    """The Service of the agents: its EndpointSlices say where they are."""
+
+    name: str = Field("", description="Name of the agents' headless Service; empty for none.")
+    namespace: str = Field("default", description="Its namespace.")
+    port_name: str = Field("state", description="Name of the port that serves the agents' state.")
+    scheme: Literal["http", "https"] = Field("http", description="Scheme on that port.")
+    kubeconfig: str = Field(
+        "", description="Path of a kubeconfig; empty for the pod's service account."
+    )
+    api_server: str = Field(
+        "", description="URL of the API server, without credentials; for tests above all."
+    )
+    keep_seconds: float = Field(
+        300.0,
+        ge=0,
+        description="How long the engines of an agent stay known that is listed no more, unless "
+        "another agent speaks for its node.",
+    )
+
+
 class LimitSettings(SettingsGroup):
     """Bounds on what a client may ask and on what is kept."""
 
@@ -59,6 +85,19 @@ class DeadlineSettings(SettingsGroup):
     first_byte_seconds: float = Field(
         300.0, gt=0, description="From dispatch to the first byte of the body."
     )
+    late_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="A streamed answer later than this and late_factor times the prediction "
+        "(policy cost) is asked of another engine.",
+    )
+    late_factor: float = Field(10.0, ge=0, description="See late_seconds.")
+    unreachable_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="A request that waits for an engine which its agent could not reach for so "
+        "long is sent to another one.",
+    )
     idle_seconds: float = Field(
         60.0, gt=0, description="Between two chunks of a stream, either way."
     )
@@ -72,6 +111,11 @@ class DeadlineSettings(SettingsGroup):
     engine_keepalive_seconds: float = Field(
         3.0, gt=0, description="Idle time of engine connections; below the engine's own 5 s."
     )
+
+    @property
+    def patience(self) -> PatienceRules:
+        """When another engine is tried while the first keeps silent."""
+        return PatienceRules(self.unreachable_seconds, self.late_seconds, self.late_factor)
 
 
 class GateSettings(SettingsGroup):
@@ -169,6 +213,12 @@ class PdSettings(SettingsGroup):
     release_seconds: float = Field(
         2.0, gt=0, description="Deadline for giving a lease back to its agent."
     )
+    path_aged_seconds: float = Field(
+        900.0,
+        gt=0,
+        description="Age at which what was measured between two nodes counts less than what others "
+        "of the same class of distance cost.",
+    )
     prior: PdPriorSettings = Field(
         PdPriorSettings(), description="Costs as long as nobody has measured them."
     )
@@ -247,6 +297,9 @@ class IngressSettings(ServiceSettings):
     )
     cost: CostSettings = Field(CostSettings(), description="Policy cost.")
     agents: tuple[HttpUrl, ...] = Field((), description="Base URLs of the node agents to follow.")
+    agent_service: AgentServiceSettings = Field(
+        AgentServiceSettings(), description="Agents found in Kubernetes, beside those in agents."
+    )
     agent_token: Secret | None = Field(None, description="Bearer token the agents want.")
     agent_tls: ClientTlsSettings = Field(
         ClientTlsSettings(), description="TLS to agents whose URL begins with https."
@@ -260,6 +313,7 @@ class IngressSettings(ServiceSettings):
     cluster_secret: ClusterSecret | None = Field(
         None, description="Keys the block keys; the same as the agents'."
     )
+    models: ModelSettings = Field(ModelSettings(), description="Names and ranks of models.")
     limits: LimitSettings = Field(LimitSettings(), description="Bounds.")
     deadlines: DeadlineSettings = Field(DeadlineSettings(), description="Deadlines.")
     gate: GateSettings = Field(GateSettings(), description="Free-KV threshold.")
@@ -272,6 +326,8 @@ class IngressSettings(ServiceSettings):
         TokenizationSettings(), description="Sources of token ids."
     )
     pd: PdSettings = Field(PdSettings(), description="Prefill and decode on two engines.")
+    decisions: DecisionSettings = Field(DecisionSettings(), description="Decision records.")
+    tracing: TracingSettings = Field(TracingSettings(), description="OpenTelemetry spans.")
     admin_token: Secret | None = Field(
         None, description="Bearer token for /v1/status and other admin paths."
     )
@@ -279,5 +335,14 @@ class IngressSettings(ServiceSettings):
         ExtProcSettings(), description="The endpoint picker; with mode ext-proc."
     )
     sidecar: SidecarSettings = Field(SidecarSettings(), description="With mode sidecar.")
-    retries: int = Field(1, ge=0, le=5, description="Other engines tried before the first byte.")
+    retries: int = Field(
+        1,
+        ge=0,
+        le=5,
+        description="Other engines tried before the first byte; those that could not be connected "
+        "to do not count.",
+    )
+    retry: RetrySettings = Field(RetrySettings(), description="Bounds on retries.")
+    breaker: BreakerSettings = Field(BreakerSettings(), description="Engines that fail.")
+    hedge: HedgeSettings = Field(HedgeSettings(), description="A second engine for late answers.")
     drain_seconds: float = Field(30.0, ge=0, description="Longest wait for requests at shutdown.")

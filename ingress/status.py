@@ -67,7 +67,7 @@ def _describe_engine(
     info = view.info
     gauges = view.gauges
     age_seconds = view.age_seconds(now)
-    suspect = knowledge.suspects.is_suspect(info.id, info.incarnation, now)
+    breaker = knowledge.suspects.state_of(info.id, info.incarnation, now)
     return {
         "id": info.id,
         "node": info.node,
@@ -87,7 +87,7 @@ def _describe_engine(
         "prefix_hits_tokens": gauges and gauges.prefix_hits_tokens,
         "prefix_queries_tokens": gauges and gauges.prefix_queries_tokens,
         "mode": knowledge.parity.mode(info.id, info.incarnation).value,
-        "breaker": "open" if suspect else "closed",
+        "breaker": breaker.value,
     }
 
 
@@ -96,7 +96,7 @@ def _describe_pd(settings: PdSettings, fleet: Fleet) -> dict[str, Any]:
     readings = {
         (reading.source, reading.target): reading
         for agent in fleet.agents.values()
-        for reading in agent.paths.values()
+        for reading in agent.paths.readings.values()
     }
     return {
         "mode": settings.mode.value,

@@ -1,56 +1,134 @@
-"""Engines that just failed us: left alone for a while, then tried again (pure).
+"""Engines that failed us lately: a circuit breaker for each that did (pure).
 
 The agent will say within seconds that an engine is gone; until then this keeps requests
 from running into it one after another. It is advice, not a ban: when nobody else is left,
 a suspect is tried all the same.
+
+Breakers are kept by engine and incarnation, so a restarted engine begins anew. Engines without
+failures have none, which keeps the usual request from paying for this.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 
-_MOST_DOUBLINGS = 30
-"""Failures are counted without end; beyond this many the pause is at its longest anyway."""
+from nearkv.ingress.breaker import Breaker, BreakerRules, BreakerState, Strike
+from nearkv.ingress.fleet import EngineView
+from nearkv.state.model import EngineState
 
-
-@dataclass(slots=True)
-class _Record:
-    failures: int
-    until: float
+_OPENED, _CLOSED = "opened", "closed"
+_USUAL_RULES = BreakerRules()
+_WORTH = (
+    EngineState.READY,  # and failing: it may be over
+    EngineState.UNREACHABLE,
+    EngineState.STARTING,
+    EngineState.DRAINING,
+    EngineState.ASLEEP,
+)
+"""States by how likely an engine answers when no engine is fit to be asked."""
 
 
 class Suspects:
-    """Exponential cool-down by engine and incarnation."""
+    """The breakers, by engine and incarnation.
 
-    def __init__(self, *, cooldown_seconds: float = 2.0, longest_seconds: float = 30.0) -> None:
-        self._cooldown_seconds = cooldown_seconds
-        self._longest_seconds = longest_seconds
-        self._of: dict[tuple[str, str], _Record] = {}
+    ``jitter`` gives the factor by which a pause is stretched, so that replicas do not all come
+    back at once; ``changes`` counts breakers that opened and closed.
+    """
 
-    def failed(self, engine: str, incarnation: str, now: float) -> None:
-        """Note a failure before the first byte.
+    def __init__(
+        self, rules: BreakerRules = _USUAL_RULES, *, jitter: Callable[[], float] = lambda: 1.0
+    ) -> None:
+        self._rules = rules
+        self._jitter = jitter
+        self._of: dict[tuple[str, str], Breaker] = {}
+        self.changes: Counter[str] = Counter()
 
-        Failures while the engine is left alone already belong to the same trouble (requests
-        that were on their way); they make the pause no longer.
+    def failed(self, engine: str, incarnation: str, now: float, *, reached: bool = False) -> Strike:
+        """Note a failure before the end of an answer; the strike can be taken back.
+
+        Where the engine had taken the request (``reached``), the request may be at fault, so
+        one failure says little; where it could not be reached, one says it all.
         """
-        record = self._of.get((engine, incarnation))
-        if record is not None and now < record.until:
-            return
-        failures = 1 if record is None else record.failures + 1
-        doublings = min(failures - 1, _MOST_DOUBLINGS)
-        pause = min(self._cooldown_seconds * 2**doublings, self._longest_seconds)
-        self._of[engine, incarnation] = _Record(failures, now + pause)
+        breaker = self._of.get((engine, incarnation))
+        if breaker is None:
+            breaker = self._of[engine, incarnation] = Breaker(self._rules)
+        strike = breaker.failed(now, reached=reached, stretch=self._jitter())
+        self.changes[_OPENED] += strike.opened
+        return strike
 
-    def succeeded(self, engine: str, incarnation: str) -> None:
-        """Note a success: the record is wiped."""
-        if self._of:
-            self._of.pop((engine, incarnation), None)
+    def retract(self, strike: Strike) -> None:
+        """Take a failure back: it was the request's fault."""
+        strike.breaker.retract(strike)
+
+    def succeeded(self, engine: str, incarnation: str, now: float) -> None:
+        """Note that an engine answered, be it with an error of the client's."""
+        if not self._of:
+            return
+        breaker = self._of.get((engine, incarnation))
+        if breaker is None:
+            return
+        self.changes[_CLOSED] += breaker.succeeded(now)
+        if breaker.is_well(now):
+            del self._of[engine, incarnation]
+
+    def begin(self, engine: str, incarnation: str, now: float) -> bool:
+        """Note that a request is sent; returns whether it is the trial of a breaker.
+
+        A trial that says nothing about the engine is ended with :meth:`end_trial`.
+        """
+        breaker = self._of.get((engine, incarnation)) if self._of else None
+        return breaker is not None and breaker.begin(now)
+
+    def end_trial(self, engine: str, incarnation: str) -> None:
+        """Note that a trial ended, with a verdict or without."""
+        breaker = self._of.get((engine, incarnation))
+        if breaker is not None:
+            breaker.end_trial()
 
     def is_suspect(self, engine: str, incarnation: str, now: float) -> bool:
         """Tell whether an engine is best left alone now."""
         if not self._of:
             return False
-        record = self._of.get((engine, incarnation))
-        return record is not None and now < record.until
+        breaker = self._of.get((engine, incarnation))
+        return breaker is not None and breaker.blocks(now)
+
+    def state_of(self, engine: str, incarnation: str, now: float) -> BreakerState:
+        """Return the state of an engine's breaker."""
+        breaker = self._of.get((engine, incarnation))
+        return BreakerState.CLOSED if breaker is None else breaker.state_at(now)
 
     def forget(self, known: set[tuple[str, str]]) -> None:
-        """Drop records of engines and incarnations that are no longer known."""
-        self._of = {key: record for key, record in self._of.items() if key in known}
+        """Drop breakers of engines and incarnations that are no longer known."""
+        self._of = {key: breaker for key, breaker in self._of.items() if key in known}
+
+    def worth_asking(
+        self, views: Sequence[EngineView], tried: Collection[str], now: float
+    ) -> Sequence[EngineView]:
+        """Return the engines to choose from: all, or, where none is fit, the most promising.
+
+        Without this, an engine that is being shut down would be as good as one whose breaker
+        is about to close. Of open breakers, the one that is tried next by itself comes first;
+        while its trial is under way, the one after it, and so on.
+        """
+        left = []
+        for view in views:
+            info = view.info
+            if info.id in tried:
+                continue
+            if info.state is EngineState.READY and not self.is_suspect(
+                info.id, info.incarnation, now
+            ):
+                return views
+            left.append(view)
+        for state in _WORTH:
+            of_state = [view for view in left if view.info.state is state]
+            if of_state:
+                return self._next_on_trial(of_state, now) or of_state
+        return views
+
+    def _next_on_trial(self, views: Sequence[EngineView], now: float) -> list[EngineView]:
+        waiting = []
+        for view in views:
+            breaker = self._of.get((view.info.id, view.info.incarnation))
+            if breaker is not None and breaker.until is not None and not breaker.has_trial(now):
+                waiting.append((breaker.until, view.info.id, view))
+        return [min(waiting, key=lambda entry: entry[:2])[2]] if waiting else []

@@ -18,6 +18,7 @@ import structlog
 
 from nearkv.bounded_reading import AnswerTooLargeError
 from nearkv.http_failures import explain_failure
+from nearkv.ingress.engine_failures import FailureKind
 from nearkv.ingress.errors import EngineTimeoutError
 from nearkv.ingress.fleet import EngineView
 from nearkv.ingress.forwarding import (
@@ -26,6 +27,7 @@ from nearkv.ingress.forwarding import (
     Opened,
     RetryableFailureError,
     Target,
+    failure_kind,
     reported_cached_tokens,
 )
 from nearkv.ingress.keying import Job
@@ -33,6 +35,7 @@ from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.lease_releasing import LeaseReleaser
 from nearkv.ingress.metrics import IngressMetrics
 from nearkv.ingress.parity_watch import ParityWatch
+from nearkv.ingress.patience import Patience
 from nearkv.ingress.prefill_leg import (
     UnreadableAnswerError,
     decode_body,
@@ -40,6 +43,7 @@ from nearkv.ingress.prefill_leg import (
     read_params,
 )
 from nearkv.ingress.requests import PromptKind
+from nearkv.ingress.retrying import Retrying
 
 _MOST_ANSWER_BYTES = 1 << 20
 """A prefill answer is a token and block numbers: 100 kB for the longest of prompts."""
@@ -95,6 +99,8 @@ class TwoLegs:
         metrics: IngressMetrics,
         parity: ParityWatch,
         releaser: LeaseReleaser,
+        retrying: Retrying,
+        patience: Patience,
         prefill_seconds: float,
         now: Callable[[], float],
     ) -> None:
@@ -103,6 +109,8 @@ class TwoLegs:
         self._metrics = metrics
         self._parity = parity
         self._releaser = releaser
+        self._retrying = retrying
+        self._patience = patience
         self._prefill_seconds = prefill_seconds
         self._now = now
 
@@ -139,6 +147,7 @@ class TwoLegs:
         info = split.source.info
         started_at = time.perf_counter()
         entry = self._know.ledger.open(info.id, info.incarnation, tokens)
+        is_trial = self._know.suspects.begin(info.id, info.incarnation, self._now())
         missing = split.source_missing_tokens
         alone = not self._know.computing.requests_at(info.id, info.incarnation)
         self._know.placements.note(info.id, info.incarnation, missing)
@@ -147,6 +156,8 @@ class TwoLegs:
                 asked = await self._ask(job, split)
         finally:
             self._know.ledger.close(entry)
+            if is_trial:
+                self._know.suspects.end_trial(info.id, info.incarnation)
         seconds = time.perf_counter() - started_at
         self._metrics.pd.prefill_seconds.observe(seconds)
         if alone and asked.status == HTTPStatus.OK:
@@ -156,34 +167,37 @@ class TwoLegs:
     async def _ask(self, job: Job, split: Split) -> Asked:
         info = split.source.info
         body = prefill_body(split.fields, is_chat=job.parsed.kind is PromptKind.CHAT)
+        wait = self._patience.begin(info.id, job.views, job.failed_sources)
         try:
             return await self._forwarder.ask(
                 job.web_request,
                 body,
-                target=Target(info.id, info.url, info.dp_rank),
+                target=Target(info.id, info.url, info.dp_rank, job.watch.prefill_traceparent),
                 request_id=job.request_id,
                 deadline_seconds=self._prefill_seconds,
                 limit_bytes=_MOST_ANSWER_BYTES,
+                wait=wait,
             )
         except AnswerTooLargeError:
             return Asked(HTTPStatus.OK, b"")  # nothing that could be read
         except asyncio.CancelledError:
             self._metrics.pd.legs.add("prefill", "client_gone")
             raise
-        except aiohttp.ServerTimeoutError as error:
-            raise self._failed(split, "failed", explain_failure(error)) from error
-        except TimeoutError as error:
-            why = f"nothing for {self._prefill_seconds:g} s"
-            raise self._failed(split, "timeout", why) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise self._failed(split, "failed", explain_failure(error)) from error
+            if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
+                kind, why = wait.why or FailureKind.SILENT, "no answer in time"
+            else:
+                kind, why = failure_kind(error), explain_failure(error)
+            raise self._failed(job, split, kind, why) from error
+        finally:
+            self._patience.end(wait)
 
     def _read(self, job: Job, split: Split, asked: Asked) -> msgspec.Raw | None:
         """Return P's parameters; ``None`` where its KV cannot be had."""
         info = split.source.info
         if asked.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise self._failed(split, "failed", f"status {asked.status}")
-        self._know.suspects.succeeded(info.id, info.incarnation)
+            raise self._failed(job, split, FailureKind.STATUS, f"status {asked.status}")
+        self._know.suspects.succeeded(info.id, info.incarnation, self._now())
         if asked.status != HTTPStatus.OK:
             # The request's own fault, most likely: the one engine that serves it will say.
             self._metrics.pd.legs.add("prefill", "refused")
@@ -199,25 +213,37 @@ class TwoLegs:
             )
             self._metrics.pd.legs.add("prefill", "unreadable")
             return None
-        self._metrics.pd.legs.add("prefill", "no_kv" if params is None else "ok")
+        outcome = "no_kv" if params is None else "ok"
+        self._metrics.pd.legs.add("prefill", outcome)
+        job.watch.prefilled(outcome)
         # No other answer would ever check P's predictions.
         reported = reported_cached_tokens(asked.body)
-        self._parity.compare(info, predicted=split.source_cached_tokens, reported=reported)
+        self._parity.compare(
+            info,
+            predicted=split.source_cached_tokens,
+            reported=reported,
+            guessed_as=job.guessed_as,
+        )
         return params
 
-    def _failed(self, split: Split, outcome: str, why: str) -> PrefillFailedError:
-        info = split.source.info
-        self._metrics.pd.legs.add("prefill", outcome)
-        self._know.suspects.failed(info.id, info.incarnation, self._now())
-        return PrefillFailedError(info.id, why, may_pair_again=True)
+    def _failed(self, job: Job, split: Split, kind: FailureKind, why: str) -> PrefillFailedError:
+        is_late = kind in (FailureKind.SILENT, FailureKind.LOST)
+        self._metrics.pd.legs.add("prefill", "timeout" if is_late else "failed")
+        self._retrying.blame(job, split.source, kind)
+        return PrefillFailedError(split.source.info.id, why, may_pair_again=True)
 
     # -- D -----------------------------------------------------------------------------
 
     async def _open(self, job: Job, target: EngineView, body: bytes) -> Opened:
         info = target.info
+        wait = self._patience.begin(info.id, job.views, job.tried)
         try:
             opened = await self._forwarder.open(
-                job.web_request, body, Target(info.id, info.url, info.dp_rank), job.request_id
+                job.web_request,
+                body,
+                Target(info.id, info.url, info.dp_rank, job.watch.traceparent),
+                job.request_id,
+                wait,
             )
         except asyncio.CancelledError:
             self._metrics.pd.legs.add("decode", "client_gone")
@@ -228,6 +254,8 @@ class TwoLegs:
         except RetryableFailureError:
             self._metrics.pd.legs.add("decode", "failed")
             raise
+        finally:
+            self._patience.end(wait)
         refused = opened.response.status >= HTTPStatus.BAD_REQUEST
         self._metrics.pd.legs.add("decode", "refused" if refused else "ok")
         return opened

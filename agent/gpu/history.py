@@ -12,6 +12,7 @@ from nearkv.agent.gpu.reasons import Missing, Reason
 _MAX_DEVICES = 64
 _MAX_XIDS = 16
 """Kept per device, the newest ones. A device rarely has two kinds."""
+_OLD_NEWS_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,11 @@ class DeviceHistory:
         self._xids: dict[str, deque[SeenXid]] = {}
         self.xid_counts: dict[tuple[str, int], int] = {}
         """How many Xids came, by device and code."""
+
+    def is_news(self, xid: Xid, at: float) -> bool:
+        """Tell whether an Xid did not come in the minute before."""
+        seen = self._xids.get(xid.device, ())
+        return not any(old.code == xid.code and at - old.at < _OLD_NEWS_SECONDS for old in seen)
 
     def note_xid(self, xid: Xid, at: float) -> None:
         """Remember an Xid."""

@@ -22,7 +22,7 @@ from nearkv.agent.gpu.summarising import Pods, PodUidOf, summarise_device
 from nearkv.agent.gpu.watching import GpuWatch, WatchPlan
 from nearkv.health import Readiness
 from nearkv.node_summary import DeviceSummary
-from nearkv.supervising import supervised
+from nearkv.supervising import Job, supervised
 
 HOLD_LABEL = "driver-upgrade"
 HOLD_SIGNAL = "SIGUSR1"
@@ -129,9 +129,9 @@ class GpuService:
 
         The agent's readiness does not depend on GPUs, only on these tasks not failing.
         """
-        jobs = [] if self.is_off else [self.watch.run()]
+        jobs = [] if self.is_off else [Job("gpu", self.watch.run)]
         if self.pods is not None and not self.is_off:
-            jobs.append(self.pods.run())
+            jobs.append(Job("gpu_pods", self.pods.run))
         loop = asyncio.get_running_loop()
         # Signals are the main thread's alone. Where GPUs are off the signal does no harm, too.
         with suppress(ValueError, RuntimeError, NotImplementedError):

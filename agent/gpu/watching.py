@@ -151,7 +151,8 @@ class GpuWatch:
                 await self._wanted.wait()
                 await self._pause(await self._read_on())
         finally:
-            await self._end_process()
+            # One the kernel does not let go must not keep the agent from ending.
+            await self._end_process(for_good=True)
 
     async def _read_on(self) -> float:
         """Read until something ends it; returns how long to wait before the next try."""
@@ -172,8 +173,7 @@ class GpuWatch:
         except OSError as error:
             self._note_end(Reason.FAILED, Missing(Reason.FAILED, f"cannot start: {error}"))
             self._failures += 1
-        finally:
-            await self._end_process()
+        await self._end_process()
         return self._retry_seconds()
 
     async def _open_and_look(self) -> None:
@@ -265,11 +265,16 @@ class GpuWatch:
         self._missing = missing
 
     def _on_xid(self, xid: Xid) -> None:
-        log.warning("gpu_xid", device=xid.device, xid=xid.code)
+        # A faulty program may cause hundreds in a second; all of them are counted.
+        if self.history.is_news(xid, self._now()):
+            log.warning("gpu_xid", device=xid.device, xid=xid.code)
         self.history.note_xid(xid, self._now())
 
-    async def _end_process(self) -> None:
-        """End the reader, and wait until the kernel has let it go: two would hang as one does."""
+    async def _end_process(self, *, for_good: bool = False) -> None:
+        """End the reader, and wait until the kernel has let it go: two would hang as one does.
+
+        ``for_good`` waits once only, as there will not be another one.
+        """
         process = self._process
         if process is None:
             return
@@ -278,6 +283,8 @@ class GpuWatch:
             if not told:
                 log.error("gpu_reader_not_reaped", pid=process.pid)
                 told = True
+            if for_good:
+                break
         self._process = None
 
     async def _pause(self, seconds: float, process: ReaderProcess | None = None) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from nearkv.agent.kubernetes.peer_listing import PeerListing
 from nearkv.agent.kubernetes.service import KubernetesService
 from nearkv.agent.node_state import NodeState
 
@@ -14,8 +15,9 @@ _PREFIX = "nearkv_agent_kubernetes_"
 class KubernetesCollector(Collector):
     """Turns what the service knows into series; what is unknown has no sample."""
 
-    def __init__(self, service: KubernetesService, state: NodeState) -> None:
+    def __init__(self, service: KubernetesService, peers: PeerListing, state: NodeState) -> None:
         self._service = service
+        self._peers = peers
         self._state = state
 
     def collect(self) -> Iterator[Metric]:
@@ -50,3 +52,9 @@ class KubernetesCollector(Collector):
         for (name, trouble), count in sorted(service.failures.items()):
             failures.add_metric([name, trouble], count)
         yield failures
+        lists = CounterMetricFamily(
+            f"{_PREFIX}peer_lists", "Lists of other agents, by outcome.", labels=("outcome",)
+        )
+        for outcome, count in sorted(self._peers.outcomes.items()):
+            lists.add_metric([outcome], count)
+        yield lists

@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -21,11 +22,13 @@ from nearkv.agent.engine_kinds_probing import EngineKindProbe
 from nearkv.agent.gpu.driver_upgrade import UPGRADE_LABEL
 from nearkv.agent.gpu.pod_devices import PodName
 from nearkv.agent.kubernetes.fleet import EngineFleet
-from nearkv.agent.kubernetes.own_node import FollowLabel, OwnNode
+from nearkv.agent.kubernetes.own_node import FollowLabel, OwnNode, TakeLabels
 from nearkv.agent.kubernetes.pod_engines import PodEngine, PodRules
 from nearkv.agent.kubernetes.roster import PodRoster, Step
 from nearkv.agent.node_state import NodeState
+from nearkv.agent.probing import open_engine_session
 from nearkv.agent.settings import AgentSettings
+from nearkv.agent.subscribing import open_context
 from nearkv.agent.transfer.abilities import TransferAbilities
 from nearkv.agent.watching import EngineWatch
 from nearkv.agent.watching import WatchLimits as EngineLimits
@@ -35,7 +38,7 @@ from nearkv.kube.events import ChangeKind
 from nearkv.kube.objects import Pod, pods_path
 from nearkv.kube.watching import Watch, WatchLimits
 from nearkv.settings import secret_bytes
-from nearkv.supervising import supervised
+from nearkv.supervising import Job, supervised
 
 CHECK = "kubernetes"
 _FIRST_LOOK_SECONDS = 5.0
@@ -49,11 +52,15 @@ def agent_watch_limits() -> WatchLimits:
     return WatchLimits(watch_seconds=300.0, silence_seconds=650.0)
 
 
+def _ignore(_labels: Mapping[str, str]) -> None:
+    """Take labels that nobody asks for."""
+
+
 class KubernetesService:
     """Follows pods while :meth:`running`; use it on the event loop's thread only.
 
-    ``follow_upgrade`` is told the own Node's label of driver upgrades; without it the Node is not
-    watched.
+    ``follow_upgrade`` is told the own Node's label of driver upgrades, ``take_node_labels`` all
+    its labels; without both the Node is not watched.
     """
 
     def __init__(
@@ -71,6 +78,7 @@ class KubernetesService:
         self._watches: dict[str, Watch[Any]] = {}
         self._fleet: EngineFleet | None = None
         self.follow_upgrade: FollowLabel | None = None
+        self.take_node_labels: TakeLabels | None = None
         self.failures: Counter[tuple[str, str]] = Counter()
         """How often each watch failed, by its name and the trouble's."""
         self.is_known = False
@@ -121,8 +129,8 @@ class KubernetesService:
         """
         readiness.set(CHECK, ok=False, why="pods are not listed yet")
         async with AsyncExitStack() as stack:
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            context = zmq.asyncio.Context()
+            session = await stack.enter_async_context(open_engine_session())
+            context = open_context()
             stack.callback(context.destroy, linger=0)
             fleet = EngineFleet(
                 lambda spec: self._make_watch(spec, session, context),
@@ -133,9 +141,12 @@ class KubernetesService:
             stack.push_async_callback(fleet.close)
             self._fleet = fleet
             known = asyncio.Event()
-            jobs = [self._watch_pods(access).run(), self._get_known(fleet, readiness, known)]
-            if self.follow_upgrade is not None:
-                jobs.append(self._watch_node(access, self.follow_upgrade))
+            jobs = [
+                Job("pods_watch", self._watch_pods(access).run),
+                Job("pods_known", partial(self._get_known, fleet, readiness, known)),
+            ]
+            if self.follow_upgrade is not None or self.take_node_labels is not None:
+                jobs.append(Job("node_watch", self._watch_node(access).run))
             await stack.enter_async_context(supervised(jobs, readiness, check=CHECK))
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FIRST_LOOK_SECONDS):
@@ -207,17 +218,18 @@ class KubernetesService:
         self._watches["pods"] = watch
         return watch
 
-    async def _watch_node(self, access: ApiAccess, follow: FollowLabel) -> None:
+    def _watch_node(self, access: ApiAccess) -> OwnNode:
         node = OwnNode(
             access,
             node=self._settings.node,
             label=UPGRADE_LABEL,
-            follow=follow,
+            follow=self.follow_upgrade,
+            take_labels=self.take_node_labels or _ignore,
             limits=self._limits,
             count_failure=lambda trouble: self.failures.update([("node", trouble)]),
         )
         self._watches["node"] = node.watch
-        await node.run()
+        return node
 
     async def _get_known(
         self, fleet: EngineFleet, readiness: Readiness, known: asyncio.Event

@@ -16,6 +16,7 @@ from nearkv.agent.links.model import NodeLinks
 from nearkv.agent.links.reading import read_links
 from nearkv.agent.links.settings import LinkSettings
 
+_STALE_INTERVALS = 4
 _SLOW = "slow"
 _FAILED = "failed"
 
@@ -50,13 +51,22 @@ class LinkWatch:
         self.read_at: float | None = None
         self.affinities: list[Affinity] = []
         self.unknown_overrides: list[str] = []
-        self.rdma = RdmaVerdict(usable=None, reason="not read yet")
+        self._verdict = RdmaVerdict(usable=None, reason="not read yet")
         self.problem: str | None = None
 
     @property
     def age_seconds(self) -> float | None:
         """Age of the latest reading; ``None`` before the first."""
         return None if self.read_at is None else self._now() - self.read_at
+
+    @property
+    def rdma(self) -> RdmaVerdict:
+        """Whether RDMA is usable, by the latest reading; not known where that is too old."""
+        age_seconds = self.age_seconds
+        limit = _STALE_INTERVALS * self._settings.interval_seconds + self._settings.timeout_seconds
+        if age_seconds is not None and age_seconds > limit:
+            return RdmaVerdict(usable=None, reason=f"stale: {self.problem or 'not read again'}")
+        return self._verdict
 
     async def run(self) -> None:
         """Read until cancelled; a reading that fails is one that is tried again."""
@@ -92,9 +102,9 @@ class LinkWatch:
         self.affinities = pair_gpus(links.gpus, adapters, settings.adapter_of_gpu)
         self.unknown_overrides = unknown_overrides(links.gpus, adapters, settings.adapter_of_gpu)
         verdict = judge_rdma(links, settings.rdma_devices)
-        if verdict != self.rdma:
+        if verdict != self._verdict:
             log.info("rdma_verdict", usable=verdict.usable, reason=verdict.reason)
-        self.rdma = verdict
+        self._verdict = verdict
 
     def _count_errors(self, links: NodeLinks, now: float) -> None:
         for name, device, port in links.rdma_links():
@@ -153,6 +163,6 @@ class LinkWatch:
             with suppress(RuntimeError):  # the loop is closed: the agent has ended
                 loop.call_soon_threadsafe(finish, links, failure)
 
-        self._is_reading = True
         threading.Thread(target=read, name="links", daemon=True).start()
+        self._is_reading = True  # finish() comes by the loop, so later than this
         return await outcome

@@ -11,6 +11,7 @@ from nearkv.agent.links.sysfs import is_there, read_count, read_name, read_text
 # Hardware types of Linux (ARPHRD_*).
 _KINDS = {"1": "ethernet", "32": "infiniband"}
 _MOST_MBPS = 10_000_000
+_MOST_DIGITS = 12
 
 
 def has_hardware(folder: Path) -> bool:
@@ -45,9 +46,9 @@ def read_net_device(root: Path, name: str) -> NetDevice:
 
 def _speed_gbps(text: str | None) -> float | None:
     """Return Gbit/s of a speed in Mbit/s; -1 says that there is none."""
-    if text is None or not text.isdecimal() or not 0 < int(text[:12]) <= _MOST_MBPS:
+    if text is None or not text.isdecimal() or not 0 < int(text[:_MOST_DIGITS]) <= _MOST_MBPS:
         return None
-    return int(text) / 1000
+    return int(text[:_MOST_DIGITS]) / 1000
 
 
 def _master(folder: Path) -> str | None:

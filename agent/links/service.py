@@ -9,7 +9,7 @@ from nearkv.agent.links.following import LinkWatch
 from nearkv.agent.links.judging import RdmaVerdict
 from nearkv.agent.links.settings import LinkSettings
 from nearkv.health import Readiness
-from nearkv.supervising import supervised
+from nearkv.supervising import Job, supervised
 
 _CHECK = "links"
 
@@ -36,7 +36,7 @@ class LinkService:
     @asynccontextmanager
     async def running(self, readiness: Readiness) -> AsyncIterator[None]:
         """Read while in the block; the agent's readiness does not depend on links."""
-        jobs = [self.watch.run()] if self._settings.enabled else []
+        jobs = [Job(_CHECK, self.watch.run)] if self._settings.enabled else []
         async with supervised(jobs, readiness, check=_CHECK):
             yield
 

@@ -1,6 +1,7 @@
 """TLS for the ``tcp`` backend in a mover: options are plain data, its contexts are not."""
 
 import ssl
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -51,12 +52,15 @@ def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Return TLS for the server's end and for the reader's."""
     if not files.ca and not files.check_host:
         raise PullError(Reason.AUTH, "options of tcp, tls: check_host is off, but there is no ca")
-    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=files.ca or None)
-    client.check_hostname = files.check_host
-    for context in (server, client):
-        context.load_cert_chain(files.cert, files.key)
-    if files.ca:
-        server.load_verify_locations(files.ca)
-        server.verify_mode = ssl.CERT_REQUIRED
+    # Movers come and go, and most do without TLS: they start sooner so.
+    from nearkv.certificates import (  # noqa: PLC0415 (see above)
+        CertificateFiles,
+        ClientFiles,
+        load_client_context,
+        load_context,
+    )
+
+    cert, key, ca = Path(files.cert), Path(files.key), Path(files.ca) if files.ca else None
+    server = load_context(CertificateFiles(cert, key, ca))
+    client = load_client_context(ClientFiles(ca, cert, key), check_host=files.check_host)
     return server, client

@@ -32,7 +32,7 @@ class ProbeDesk:
         *,
         backends: tuple[str, ...],
         require_rdma: bool,
-        labels: Mapping[str, str],
+        labels: Callable[[], Mapping[str, str]],
         busy: Callable[[], bool],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -41,7 +41,7 @@ class ProbeDesk:
         self._budget = budget
         self._backends = backends
         self._require_rdma = require_rdma
-        self._labels = dict(labels)
+        self._labels = labels
         self._busy = busy
         self._now = now
         self._reader: _Reader | None = None
@@ -88,7 +88,7 @@ class ProbeDesk:
             backend=backend,
             offer=offer,
             ticket=grant.ticket,
-            labels=self._labels,
+            labels=dict(self._labels()),
             is_cold=is_cold,
         )
 

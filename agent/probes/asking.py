@@ -98,7 +98,7 @@ class Prober:
         return self._plan.pause_seconds(wait_seconds, suspects=is_suspect)
 
     def _refresh(self, now: float) -> None:
-        if now >= self._refresh_at:
+        if now >= self._refresh_at or not len(self._book):
             self._refresh_at = now + _REFRESH_SECONDS
             self._book.refresh()
             self._chosen = self._book.chosen()

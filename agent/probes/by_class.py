@@ -4,12 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 
-import msgspec
-
 from nearkv.path_cost import PathCost
-
-SAME_NODE = "same_node"
-"""The class of a node and itself."""
+from nearkv.state.model import PathClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +20,15 @@ class MeasuredCost:
     by: str
 
 
-class ClassCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a class costs over one transport; ``count`` adds up the measurements of its pairs."""
-
-    name: str
-    path: str
-    setup_seconds: float
-    bytes_per_second: float
-    pairs: int
-    count: int
-    age_seconds: float
-
-
 def class_costs(
     measured: Iterable[MeasuredCost], class_of: Callable[[str], str], now: float
-) -> list[ClassCost]:
+) -> list[PathClass]:
     """Return the costs by class and transport."""
     groups: dict[tuple[str, str], list[MeasuredCost]] = {}
     for pair in measured:
         groups.setdefault((class_of(pair.source), pair.path), []).append(pair)
     return [
-        ClassCost(
+        PathClass(
             name=name,
             path=path,
             setup_seconds=median(pair.cost.setup_seconds for pair in pairs),

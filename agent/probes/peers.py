@@ -9,11 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-BEYOND = "beyond"
-"""The class of pairs with no level in common."""
-
-UNKNOWN = "unknown"
-"""The class of pairs of which a label is missing."""
+from nearkv.path_class import UNKNOWN, class_between, place_of
 
 MAX_PEERS = 4096
 _MAX_LABEL_LENGTH = 253
@@ -32,18 +28,6 @@ PeerProvider = Callable[[], Iterable[Peer]]
 """Says which agents there are: configured, of earlier transfers, from Kubernetes."""
 
 
-def class_between(one: Mapping[str, str], other: Mapping[str, str], levels: Sequence[str]) -> str:
-    """Return the class of two nodes: the first level that both have alike.
-
-    An empty label is a missing one.
-    """
-    for level in levels:
-        if one.get(level) and one.get(level) == other.get(level):
-            return level
-    missing = any(not labels.get(level) for labels in (one, other) for level in levels)
-    return UNKNOWN if missing or not levels else BEYOND
-
-
 class PeerBook:
     """All peers that providers know of; the provider named first is believed first."""
 
@@ -55,11 +39,14 @@ class PeerBook:
         levels: Sequence[str],
         labels: Mapping[str, str],
         peers_per_class: int,
+        node_labels: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        """Make a book; ``labels`` of this node are configured and win over ``node_labels``."""
         self._node = node
         self._providers = providers
-        self._levels = tuple(levels)
-        self.labels = {level: labels[level] for level in levels if labels.get(level)}
+        self.levels = tuple(levels)
+        self._labels = dict(labels)
+        self._node_labels = node_labels
         self._peers_per_class = peers_per_class
         self._told: dict[str, Mapping[str, str]] = {}
         self._peers: dict[str, Peer] = {}
@@ -68,6 +55,11 @@ class PeerBook:
     def __len__(self) -> int:
         """Return how many peers are known."""
         return len(self._peers)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What this node is at each level."""
+        return place_of({**self._node_labels(), **self._labels}, self.levels)
 
     def refresh(self) -> None:
         """Ask the providers anew."""
@@ -80,7 +72,8 @@ class PeerBook:
                         found[peer.node] = peer
         self._peers = found
         self._told = {node: labels for node, labels in self._told.items() if node in found}
-        self._classes = {node: self._class_of(peer) for node, peer in found.items()}
+        own = self.labels
+        self._classes = {node: self._class_of(peer, own) for node, peer in found.items()}
 
     def told(self, node: str, labels: Mapping[str, str]) -> bool:
         """Take what a peer says of its own labels; tells whether that changes its class."""
@@ -88,9 +81,9 @@ class PeerBook:
         if peer is None:
             return False
         self._told[node] = {
-            level: labels[level][:_MAX_LABEL_LENGTH] for level in self._levels if labels.get(level)
+            level: labels[level][:_MAX_LABEL_LENGTH] for level in self.levels if labels.get(level)
         }
-        self._classes[node] = self._class_of(peer)
+        self._classes[node] = self._class_of(peer, self.labels)
         return self._classes[node] != before
 
     def class_of(self, node: str) -> str:
@@ -102,15 +95,21 @@ class PeerBook:
         by_class: dict[str, list[Peer]] = {}
         for node, peer in self._peers.items():
             by_class.setdefault(self._classes[node], []).append(peer)
-        own = _place(self._node)
         return {
-            name: sorted(peers, key=lambda peer: _beyond(own, peer))[: self._peers_per_class]
+            name: by_place(self._node, peers)[: self._peers_per_class]
             for name, peers in by_class.items()
         }
 
-    def _class_of(self, peer: Peer) -> str:
-        labels = peer.labels or self._told.get(peer.node) or {}
-        return class_between(self.labels, labels, self._levels)
+    def _class_of(self, peer: Peer, own: Mapping[str, str]) -> str:
+        # What a provider says is of the configuration, or of Kubernetes.
+        labels = {**self._told.get(peer.node, {}), **place_of(peer.labels, self.levels)}
+        return class_between(own, labels, self.levels)
+
+
+def by_place(node: str, peers: Iterable[Peer]) -> list[Peer]:
+    """Return peers in the order in which they follow a node on the ring."""
+    own = _place(node)
+    return sorted(peers, key=lambda peer: _beyond(own, peer))
 
 
 def _place(node: str) -> bytes:

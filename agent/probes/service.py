@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from nearkv.agent.probes.answering import ProbeDesk
 from nearkv.agent.probes.asking import AskingRules, Prober
 from nearkv.agent.probes.budget import half_of
-from nearkv.agent.probes.by_class import SAME_NODE, ClassCost, class_costs
+from nearkv.agent.probes.by_class import class_costs
 from nearkv.agent.probes.carriers import Carriers
 from nearkv.agent.probes.peers import Peer, PeerBook, PeerProvider
 from nearkv.agent.probes.planning import ProbePlan
@@ -20,6 +20,8 @@ from nearkv.agent.transfer.backend_choice import BackendProbes
 from nearkv.agent.transfer.metrics import TransferMetrics
 from nearkv.agent.transfer.path_costs import PathCosts
 from nearkv.agent.transfer.peer_client import PeerClient
+from nearkv.path_class import SAME_NODE
+from nearkv.state.model import PathClass, PathClasses
 
 
 def configured_peers(settings: ProbeSettings) -> PeerProvider:
@@ -44,7 +46,7 @@ class Probing:
     """Probes of one node. ``desk`` is ``None`` where they are off.
 
     ``is_moving`` tells whether KV moves now; probes give way to it. ``providers`` say which
-    peers there are.
+    peers there are, ``node_labels`` what is known of this node beside its settings.
     """
 
     def __init__(  # noqa: PLR0913 (those it talks to; the last three are keyword-only)
@@ -57,6 +59,7 @@ class Probing:
         metrics: TransferMetrics,
         *,
         node: str,
+        node_labels: Callable[[], Mapping[str, str]],
         providers: Sequence[PeerProvider],
         is_moving: Callable[[], bool],
     ) -> None:
@@ -69,6 +72,7 @@ class Probing:
             providers,
             levels=own.levels,
             labels=own.labels,
+            node_labels=node_labels,
             peers_per_class=own.peers_per_class,
         )
         self.desk: ProbeDesk | None = None
@@ -82,7 +86,7 @@ class Probing:
             half_of(**bounds),
             backends=settings.paths,
             require_rdma=settings.require_rdma,
-            labels=self._book.labels,
+            labels=lambda: self._book.labels,
             busy=lambda: is_moving() or prober.is_asking,
         )
         prober = self._prober = Prober(
@@ -122,9 +126,15 @@ class Probing:
         if self.desk is not None:
             await self.desk.tick()
 
-    def class_costs(self) -> list[ClassCost]:
+    def class_costs(self) -> list[PathClass]:
         """Return what paths to this node cost, by class."""
         return class_costs(self._costs.all_measured(), self._class_of, time.monotonic())
+
+    def classes(self) -> PathClasses:
+        """Return where this node is, and what paths to it cost by class."""
+        return PathClasses(
+            levels=self._book.levels, labels=self._book.labels, costs=tuple(self.class_costs())
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return the probes as plain JSON types."""

@@ -41,9 +41,33 @@ class ProbeSettings(SettingsGroup):
         ("topology.kubernetes.io/zone", "topology.kubernetes.io/region"),
         max_length=MAX_LEVELS,
         description="Node labels that say how near two nodes are, nearest first. The first that "
-        "is equal is the class of a pair.",
+        "is equal is the class of a pair. `a|b` is label a, else b.",
     )
-    labels: dict[str, str] = Field({}, description="Labels of this node, as far as levels.")
+    labels: dict[str, str] = Field(
+        {},
+        description="Labels of this node, as far as levels; on Kubernetes those of the Node are "
+        "known, and these win.",
+    )
+    service: str = Field(
+        "",
+        max_length=253,
+        description="Headless Service of all agents, in whose EndpointSlices others are found; "
+        "empty: only those configured, and those of earlier transfers. Needs the right to list "
+        "endpointslices.",
+    )
+    namespace: str = Field(
+        "default", min_length=1, max_length=63, description="Namespace of that Service."
+    )
+    port_name: str = Field(
+        "peers", max_length=63, description="Name of its port that is peer_listen."
+    )
+    refresh_seconds: float = Field(
+        60.0,
+        gt=0,
+        le=86_400.0,
+        description="Shortest mean time between two lists of agents; with more than 167 of them "
+        "0.36 s for each, half an hour at 5,000.",
+    )
     peers_per_class: int = Field(
         8, ge=1, le=64, description="Peers of a class that are probed in turn, chosen by name."
     )

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nearkv.agent.probes.by_class import ClassCost
+from nearkv.state.model import PathClass
 
 _PREFIX = "nearkv_agent_transfer_"
 _SECONDS_BUCKETS = (
@@ -55,6 +55,16 @@ class TransferMetrics:
         self._lease_ends = counter("lease_ends", "Ends of leases of this node's engines.", "why")
         self._peer_calls = counter(
             "peer_calls", "Calls of other agents, by call and reason of refusal.", "call", "reason"
+        )
+        self._certificate_loads = counter(
+            "peer_certificate_loads",
+            "Renewed TLS files for other agents taken over, or not, by outcome.",
+            "outcome",
+        )
+        self._failed_handshakes = counter(
+            "peer_failed_tls_handshakes",
+            "TLS connections of other agents that came to nothing, by why.",
+            "reason",
         )
         self._store_lookups = counter(
             "store_lookups", "Questions what the shared store has.", "outcome", "reason"
@@ -117,6 +127,14 @@ class TransferMetrics:
         """Count a call of another agent."""
         self._peer_calls.labels(call, reason).inc()
 
+    def certificate_loaded(self, outcome: str) -> None:
+        """Count renewed files of TLS between agents."""
+        self._certificate_loads.labels(outcome).inc()
+
+    def handshake_failed(self, reason: str) -> None:
+        """Count a TLS connection of another agent that came to nothing."""
+        self._failed_handshakes.labels(reason).inc()
+
 
 @dataclass(frozen=True, slots=True)
 class TransferGauges:
@@ -127,7 +145,7 @@ class TransferGauges:
     leases: Mapping[str, int] = field(default_factory=dict)
     movers: Mapping[str, int] = field(default_factory=dict)
     mover_ends: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    path_classes: Sequence[ClassCost] = ()
+    path_classes: Sequence[PathClass] = ()
 
 
 class TransferCollector(Collector):
@@ -161,7 +179,7 @@ def _gauges(name: str, text: str, label: str, values: Mapping[str, int]) -> Gaug
     return family
 
 
-def _path_families(classes: Sequence[ClassCost]) -> Iterator[Metric]:
+def _path_families(classes: Sequence[PathClass]) -> Iterator[Metric]:
     """Yield what paths to this node cost, by class: levels are few, and no node is named."""
     labels = ("class", "path")
     setup = GaugeMetricFamily(

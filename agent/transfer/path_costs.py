@@ -191,7 +191,7 @@ class PathCosts:
             if pair.dirty and due:
                 pair.dirty = False
                 pair.published_at = now
-                news.append(self._reading(source, pair))
+                news.append(self._reading(source, pair, now))
         return news
 
     def take_dropped(self) -> list[str]:
@@ -212,7 +212,7 @@ class PathCosts:
         return [self._describe(source, pair, now) for source, pair in sorted(self._pairs.items())]
 
     def _describe(self, source: str, pair: _Pair, now: float) -> dict[str, Any]:
-        reading = self._reading(source, pair)
+        reading = self._reading(source, pair, now)
         measured = self._measured(source, pair)
         return {
             "source": source,
@@ -233,7 +233,7 @@ class PathCosts:
             "age_seconds": None if pair.used_at is None else round(now - pair.used_at, 3),
         }
 
-    def _reading(self, source: str, pair: _Pair) -> PathReading:
+    def _reading(self, source: str, pair: _Pair, now: float) -> PathReading:
         measured = self._measured(source, pair)
         cost = self._priors.of(pair.path) if measured is None else measured.cost
         return PathReading(
@@ -243,6 +243,7 @@ class PathCosts:
             setup_seconds=cost.setup_seconds,
             bytes_per_second=cost.bytes_per_second,
             points=0 if measured is None else measured.count,
+            age_seconds=0.0 if measured is None else max(now - measured.at, 0.0),
         )
 
     def _measured(self, source: str, pair: _Pair) -> MeasuredCost | None:

@@ -1,7 +1,6 @@
 """Asking other agents. Every call has a deadline, and every answer a bound."""
 
 import asyncio
-import ssl
 from collections.abc import Sequence
 from http import HTTPStatus
 
@@ -34,6 +33,7 @@ from nearkv.agent.transfer.peer_messages import (
 )
 from nearkv.agent.transfer.peer_urls import Network, check_peer_url
 from nearkv.bounded_reading import AnswerTooLargeError, read_at_most
+from nearkv.certificates import ClientCertificates, tls_options
 from nearkv.http_failures import explain_failure
 from nearkv.transfer.errors import ProtocolError, PullError, Reason, TransferError
 from nearkv.transfer.packet import MAX_HEADER_BYTES
@@ -53,7 +53,7 @@ class PeerClient:
         self,
         *,
         token: SecretStr | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: ClientCertificates | None = None,
         networks: Sequence[Network] = (),
     ) -> None:
         self._tls = tls
@@ -65,9 +65,7 @@ class PeerClient:
             headers=headers,
             auto_decompress=False,
             connector=aiohttp.TCPConnector(
-                limit=_MAX_CONNECTIONS,
-                limit_per_host=_MAX_CONNECTIONS_PER_PEER,
-                ssl=True if tls is None else tls,
+                limit=_MAX_CONNECTIONS, limit_per_host=_MAX_CONNECTIONS_PER_PEER
             ),
         )
 
@@ -111,7 +109,10 @@ class PeerClient:
             async with (
                 asyncio.timeout(seconds),
                 self._session.post(
-                    f"{base}{PATH_PREFIX}{call}", data=encode(request), allow_redirects=False
+                    f"{base}{PATH_PREFIX}{call}",
+                    data=encode(request),
+                    allow_redirects=False,
+                    **tls_options(self._tls),
                 ) as answer,
             ):
                 body = await read_at_most(answer, _MAX_ANSWER_BYTES)

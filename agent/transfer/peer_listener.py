@@ -3,48 +3,44 @@
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from dataclasses import dataclass
 
 from aiohttp import web
 from pydantic import SecretStr
 
 from nearkv.agent.errors import PeerTlsError
+from nearkv.agent.settings import PeerTlsSettings
+from nearkv.agent.transfer.metrics import TransferMetrics
 from nearkv.agent.transfer.peer_api import MAX_BODY_BYTES, PeerApi
-from nearkv.errors import ListenError
+from nearkv.certificates import Certificates, ClientCertificates
+from nearkv.errors import CertificateError, ListenError
 from nearkv.serving import require_bearer_token
 from nearkv.settings.address import Address
 
 _CLOSE_SECONDS = 1.0
 
 
-def server_context(cert: Path, key: Path, ca: Path | None) -> ssl.SSLContext:
-    """Return TLS for the listener; with ``ca`` peers must show a certificate of it.
+@dataclass(frozen=True, slots=True)
+class PeerTls:
+    """What agents serve each other with, and what they ask with."""
 
-    Raises :class:`PeerTlsError` naming what cannot be read.
-    """
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server: Certificates
+    client: ClientCertificates
+
+
+def load_peer_tls(settings: PeerTlsSettings, metrics: TransferMetrics) -> PeerTls:
+    """Return TLS between agents; raises :class:`PeerTlsError` naming what cannot be read."""
     try:
-        context.load_cert_chain(cert, key)
-        if ca is not None:
-            context.load_verify_locations(ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except OSError as error:  # ssl's errors are such, too
-        raise _tls_error(cert, key, ca, error) from error
-    return context
-
-
-def client_context(cert: Path, key: Path, ca: Path | None) -> ssl.SSLContext:
-    """Return TLS for asking peers, with our own certificate; raises :class:`PeerTlsError`."""
-    try:
-        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=ca)
-        context.load_cert_chain(cert, key)
-    except OSError as error:
-        raise _tls_error(cert, key, ca, error) from error
-    return context
-
-
-def _tls_error(cert: Path, key: Path, ca: Path | None, error: OSError) -> PeerTlsError:
-    return PeerTlsError(f"transfer.peer_tls: {cert}, {key}, {ca or 'no ca'}: {error}")
+        return PeerTls(
+            Certificates(
+                settings.served,
+                count=metrics.certificate_loaded,
+                count_handshake=metrics.handshake_failed,
+            ),
+            ClientCertificates(settings.shown, count=metrics.certificate_loaded),
+        )
+    except CertificateError as error:
+        raise PeerTlsError(f"transfer.peer_tls: {error}") from error
 
 
 @asynccontextmanager

@@ -3,8 +3,9 @@
 import asyncio
 import ipaddress
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from aiohttp import web
 
 from nearkv.agent.movers.pool import MoverPool
 from nearkv.agent.probes.carriers import Carriers
-from nearkv.agent.probes.peers import PeerProvider
+from nearkv.agent.probes.neighbours import Neighbours
 from nearkv.agent.probes.service import Probing, configured_peers
 from nearkv.agent.settings import TransferSettings
 from nearkv.agent.transfer.assembling import Surroundings, Workings, assemble, store_options
@@ -24,17 +25,17 @@ from nearkv.agent.transfer.memory_forms import SHM
 from nearkv.agent.transfer.metrics import TransferGauges
 from nearkv.agent.transfer.peer_api import LeaseApi, PeerApi
 from nearkv.agent.transfer.peer_client import PeerClient
-from nearkv.agent.transfer.peer_listener import (
-    client_context,
-    listening_for_peers,
-    server_context,
-)
+from nearkv.agent.transfer.peer_listener import listening_for_peers, load_peer_tls
 from nearkv.agent.transfer.sessions import EngineSessions
 from nearkv.agent.transfer.socket_server import SocketServer
 from nearkv.agent.transfer.sourcing import SourceDesk
+from nearkv.health import Readiness
+from nearkv.supervising import Job, supervised
 from nearkv.transfer.backends import contract
 
+_CHECK = "transfer"
 _TICK_SECONDS = 0.2
+_CLASSES_SECONDS = 5.0
 _STOP_SECONDS = 5.0
 
 log = structlog.get_logger(__name__)
@@ -58,13 +59,21 @@ class TransferService:
         around: Surroundings,
         *,
         make_pool: PoolMaker = make_pool,
-        other_peers: Sequence[PeerProvider] = (),
+        neighbours: Neighbours | None = None,
+        readiness: Readiness | None = None,
     ) -> None:
+        """Make a service.
+
+        ``neighbours`` is what the cluster says, ``readiness`` is told of background tasks that
+        fail.
+        """
         self._directory = directory
         self._settings = settings
         self._around = around
         self._make_pool = make_pool
-        self._other_peers = other_peers
+        self._neighbours = neighbours or Neighbours()
+        self._readiness = readiness or Readiness()
+        self._classes_due_at = 0.0
         self._workings: Workings | None = None
         self._probing: Probing | None = None
         self._peer_url = ""
@@ -132,10 +141,11 @@ class TransferService:
         stack.push_async_callback(pool.close)
         probes = BackendProbes(settings.paths, pool.probe)
         stack.push_async_callback(probes.close)
-        tls = settings.peer_tls
+        given = settings.peer_tls
+        tls = None if given is None else load_peer_tls(given, self._around.metrics)
         peers = PeerClient(
             token=settings.peer_token,
-            tls=None if tls is None else client_context(tls.cert, tls.key, tls.ca),
+            tls=None if tls is None else tls.client,
             networks=[ipaddress.ip_network(text) for text in settings.peer_networks],
         )
         stack.push_async_callback(peers.close)
@@ -153,7 +163,7 @@ class TransferService:
                 ),
                 settings.peer_listen,
                 token=settings.peer_token,
-                tls=None if tls is None else server_context(tls.cert, tls.key, tls.ca),
+                tls=None if tls is None else tls.server.context,
             )
         )
         scheme = "http" if tls is None else "https"
@@ -165,11 +175,16 @@ class TransferService:
         stack.callback(server.stop_accepting)
         self._workings = workings
         self._around.costs.expect(self._around.node, contract.Path(name=SHM))
-        works = [self._keep_time(workings.source), _probe_ahead(probes), probing.run()]
+        jobs = [
+            Job("transfer_tick", partial(self._keep_time, workings.source)),
+            Job("probe_ahead", partial(_probe_ahead, probes)),
+            Job("probing", probing.run),
+        ]
         if workings.store is not None:
-            works.append(workings.store.keep_trying())
-        for work in works:
-            stack.push_async_callback(_end, asyncio.create_task(work))
+            jobs.append(Job("store_retries", workings.store.keep_trying))
+        if tls is not None and given is not None:
+            jobs.append(Job("peer_certificates", partial(tls.server.watch, given.reload_seconds)))
+        await stack.enter_async_context(supervised(jobs, self._readiness, check=_CHECK))
         log.info("transfer_ready", socket=str(server.path), peer_url=self._peer_url)
 
     def _make_probing(self, workings: Workings, peers: PeerClient, carriers: Carriers) -> Probing:
@@ -183,7 +198,12 @@ class TransferService:
             costs,
             self._around.metrics,
             node=self._around.node,
-            providers=(configured_peers(settings.probes), *self._other_peers, costs.pulled_from),
+            node_labels=self._neighbours.read_labels,
+            providers=(
+                configured_peers(settings.probes),
+                self._neighbours.read_peers,
+                costs.pulled_from,
+            ),
             is_moving=lambda: len(workings.pulls) > 0 or workings.source.grants > 0,
         )
 
@@ -216,9 +236,12 @@ class TransferService:
             await asyncio.sleep(_TICK_SECONDS)
 
     def _publish_paths(self) -> None:
-        state, costs = self._around.state, self._around.costs
-        for reading in costs.take_news(time.monotonic()):
-            state.log.put_path(reading)
+        state, costs, now = self._around.state, self._around.costs, time.monotonic()
+        for reading in costs.take_news(now):
+            state.log.put_path(reading, now)
+        if self._probing is not None and now >= self._classes_due_at:
+            self._classes_due_at = now + _CLASSES_SECONDS
+            state.log.put_path_classes(self._probing.classes(), now)
         for source in costs.take_dropped():
             state.log.drop_path(source, self._around.node)
         state.changed()
@@ -229,8 +252,3 @@ async def _probe_ahead(probes: BackendProbes) -> None:
     found = await probes.get()
     usable = [name for name, probe in found.items() if probe.usable]
     log.info("transports_probed", usable=usable)
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

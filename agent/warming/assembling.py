@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncIterator
 
-import aiohttp
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from nearkv.agent.node_state import NodeState
+from nearkv.agent.probing import open_engine_session
 from nearkv.agent.settings import AgentSettings
 from nearkv.agent.warming.api import WarmApi
 from nearkv.agent.warming.calling import EngineCaller
@@ -15,7 +15,7 @@ from nearkv.agent.warming.seeding import Seeder
 from nearkv.agent.warming.service import WarmService
 from nearkv.health import Readiness
 from nearkv.settings import secret_bytes
-from nearkv.supervising import supervised
+from nearkv.supervising import Job, supervised
 
 _CHECK = "warming"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -39,9 +39,9 @@ def add_warming(
     seeders = [] if folder is None else [Seeder(folder, service, state, warming)]
 
     async def warm(_app: web.Application) -> AsyncIterator[None]:
-        async with aiohttp.ClientSession() as session, service.running():
+        async with open_engine_session() as session, service.running():
             caller.session = session
-            jobs = [seeder.run() for seeder in seeders]
+            jobs = [Job(_CHECK, seeder.run) for seeder in seeders]
             async with supervised(jobs, readiness, check=_CHECK):
                 yield
 

@@ -1,8 +1,8 @@
 """Asking an engine for tokens, and making it compute a prefix."""
 
 import asyncio
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated, TypeVar
 
 import aiohttp
 import msgspec
@@ -13,6 +13,7 @@ from nearkv.bounded_reading import read_at_most
 from nearkv.http_failures import explain_failure
 
 _MAX_ANSWER_BYTES = 64 << 20
+_MAX_TOKENS = 4 << 20
 _OK = 200
 _BAD_REQUEST = 400
 _NOT_OFFERED = frozenset({403, 404, 405, 501})
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 
 class _Tokens(msgspec.Struct):
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], msgspec.Meta(max_length=_MAX_TOKENS)]
 
 
 class _Details(msgspec.Struct):
@@ -44,7 +45,7 @@ class EngineAddress:
 
     url: str
     model: str
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     rank: int | None = None
 
 
@@ -133,5 +134,5 @@ class EngineCaller:
 def _decode(answer: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(answer, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise LoadError(f"unexpected answer: {error}", reason="unreadable") from error

@@ -28,6 +28,9 @@ def read_folder(
         if path.suffix not in _SUFFIXES:
             problems.append(f"{path.name}: expected the suffix .txt or .json")
             continue
+        if not path.is_file():
+            problems.append(f"{path.name}: is no file")  # reading a pipe would wait for ever
+            continue
         if len(bodies) >= max_files:
             problems.append(f"{folder}: only the first {max_files} files are read")
             break

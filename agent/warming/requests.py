@@ -44,7 +44,7 @@ def read_request(body: bytes) -> WarmRequest:
         request = _decoder.decode(body)
     except msgspec.ValidationError as error:
         raise BadWarmRequestError(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadWarmRequestError(f"the body is no JSON: {error}") from error
     given = [
         name for name in ("prompt", "messages", "token_ids") if getattr(request, name) is not None
@@ -58,6 +58,11 @@ def read_request(body: bytes) -> WarmRequest:
         raise BadWarmRequestError("engines and group: give one of them, or none for all engines")
     if request.engines is not None and not request.engines:
         raise BadWarmRequestError("engines: is empty; leave it out for all engines")
+    try:
+        _ = request.digest
+    except (OverflowError, RecursionError, UnicodeError) as error:
+        # JSON may say what no engine can be sent, such as numbers of a hundred digits.
+        raise BadWarmRequestError(f"{given[0]}: cannot be passed on: {error}") from error
     return request
 
 

@@ -27,11 +27,11 @@ from nearkv.agent.warming.requests import WarmRequest, check_id, read_request
 from nearkv.agent.warming.residency import Residency
 from nearkv.agent.warming.settings import WarmingSettings
 from nearkv.block_keys import KeyNamespace, chain_keys, pack_tokens, root_key
-from nearkv.state.model import EngineState
+from nearkv.state.model import EngineState, EventsState
 
 LOAD_OUTCOMES = (
     *("loaded", "resident", "cancelled", "engine_gone"),
-    *("refused", "timeout", "unreachable", "unreadable"),
+    *("refused", "timeout", "unreachable", "unreadable", "defect"),
 )
 """What can become of a load; ``resident`` was there already."""
 
@@ -170,15 +170,20 @@ class WarmService:
             target.state = LoadState.LOADED
             self.loads[outcome] += 1
         except LoadError as error:
-            target.state, target.error = LoadState.FAILED, str(error)
-            self.loads[error.reason] += 1
-            log.warning(
-                "prefix_not_loaded", prefix=prefix.id, engine=target.engine, error=str(error)
-            )
+            self._note_failure(prefix, target, error.reason, str(error))
         except asyncio.CancelledError:
             target.state = LoadState.CANCELLED
             self.loads["cancelled"] += 1
             raise
+        except Exception as error:
+            # Else it would count as under way for ever, and never be tried again.
+            log.exception("warming_failed", prefix=prefix.id, engine=target.engine)
+            self._note_failure(prefix, target, "defect", repr(error)[:200])
+
+    def _note_failure(self, prefix: Prefix, target: Target, reason: str, why: str) -> None:
+        target.state, target.error = LoadState.FAILED, why
+        self.loads[reason] += 1
+        log.warning("prefix_not_loaded", prefix=prefix.id, engine=target.engine, error=why)
 
     @asynccontextmanager
     async def _turn(self, engine: str) -> AsyncIterator[None]:
@@ -236,6 +241,7 @@ class WarmService:
         if known == keys and keys[-1] in tracker.table.uses:
             return
         if known is not None:
+            del prefix.keys[engine]
             self._forget(engine, known)
         prefix.keys[engine] = keys
         prefix.resident.pop(engine, None)
@@ -261,7 +267,8 @@ class WarmService:
     def _forget(self, engine: str, keys: list[int]) -> None:
         self._residency.unwatch(keys)
         tracker = self._state.trackers.get(engine)
-        if tracker is not None:
+        shared = any(others.keys.get(engine, keys[:0])[-1:] == keys[-1:] for others in self.book)
+        if tracker is not None and not shared:
             tracker.table.uses.pop(keys[-1], None)
 
     def _observe(self, engine: str, changes: BlockChanges) -> None:
@@ -269,8 +276,9 @@ class WarmService:
 
     def _resident_ratio(self, prefix: Prefix, engine: str) -> float | None:
         keys = prefix.keys.get(engine)
-        if not keys:
-            return None
+        tracker = self._state.trackers.get(engine)
+        if not keys or tracker is None or tracker.info.events is EventsState.OFF:
+            return None  # an engine that tells no events may hold it or not
         version = self._residency.version(engine)
         known = prefix.resident.get(engine)
         if known is None or known[0] != version:

@@ -1,10 +1,11 @@
 """When a node writes which of its WorkerStatuses (pure).
 
 All nodes of a cluster share one API server, so what counts is the sum: 5,000 of them may not
-write more than 50 times a second. Three things keep to that. Writes without news take turns, one
-in ``heartbeat_seconds`` for the whole node. News wait a random while, since their cause may have
-hit every node; only those that go with a change of the pod itself, for which the kubelet writes
-as well, come soon. And a token bucket bounds the node however much its news swing.
+write more than 50 times in any second. Three things keep to that. A node writes at moments of its
+own (:mod:`~nearkv.agent.worker_status.phasing`), once at each: news may have a cause that has hit
+every node. Only those that go with a change of the pod itself, for which the kubelet writes as
+well, come soon. Writes without news take turns, one in ``heartbeat_seconds`` for the whole node.
+And a token bucket bounds the node however much its news swing.
 
 Times are monotonic seconds, ``draw`` returns random numbers from 0 to 1.
 """
@@ -13,22 +14,18 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 
+from nearkv.agent.worker_status.phasing import Phase
+
 _NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteLimits:
-    """How rarely is written; all in seconds but ``jitter_ratio`` and ``burst``.
+    """How rarely is written; all in seconds but ``jitter_ratio`` and ``burst``."""
 
-    ``start_spread_seconds``, for each object, spreads the first look at those that may be there
-    already, of an agent that has just started: a rollout starts many.
-    """
-
-    heartbeat_seconds: float = 300.0
+    heartbeat_seconds: float = 400.0
     jitter_ratio: float = 0.2
-    spread_seconds: float = 150.0
     urgent_spread_seconds: float = 5.0
-    start_spread_seconds: float = 300.0
     seconds_per_write: float = 200.0
     burst: int = 3
     refused_pause_seconds: float = 15.0
@@ -63,14 +60,23 @@ class _Object:
     free_writes: int = 1
     held_until: float = 0.0
     is_again: bool = False
+    is_soon: bool = False
+    """Whether it goes with a change of the pod, and does not wait for the node's moment."""
+    may_hurry: bool = False
+    """Whether such a change may come soon: not before an agent that has just started knows what
+    was told last, since what has changed with it has changed with all of them."""
     refusals: int = 0
 
 
 class WritePlan:
-    """Decides; told what happened by whoever writes."""
+    """Decides; told what happened by whoever writes. ``phase`` is the node's own."""
 
-    def __init__(self, limits: WriteLimits, *, now: float, draw: Callable[[], float]) -> None:
+    def __init__(
+        self, limits: WriteLimits, *, phase: Phase, now: float, draw: Callable[[], float]
+    ) -> None:
         self._limits = limits
+        self._phase = phase
+        self._next_moment = now
         self._draw = draw
         self._objects: dict[str, _Object] = {}
         self._tokens = float(limits.burst)
@@ -93,15 +99,13 @@ class WritePlan:
 
     def add(self, key: str, now: float) -> None:
         """Take on the object of a pod that has just come."""
-        self._add(key, now, self._limits.urgent_spread_seconds)
+        introduce_at = now + self._draw() * self._limits.urgent_spread_seconds
+        self._objects.setdefault(key, _Object(introduce_at, is_soon=True, may_hurry=True))
 
     def start(self, keys: Collection[str], now: float) -> None:
-        """Take on the objects of pods that were there before the agent."""
+        """Take on the objects of pods that were there before the agent: a rollout starts many."""
         for key in keys:
-            self._add(key, now, self._limits.start_spread_seconds * len(keys))
-
-    def _add(self, key: str, now: float, spread: float) -> None:
-        self._objects.setdefault(key, _Object(introduce_at=now + self._draw() * spread))
+            self._objects.setdefault(key, _Object(now))
 
     def drop(self, key: str) -> None:
         """Forget an object that is gone."""
@@ -112,24 +116,26 @@ class WritePlan:
         known = self._objects[key]
         if news == known.told:
             known.news_at = _NEVER
-            return
-        is_urgent = urgent != known.urgent_told
-        spread = self._limits.urgent_spread_seconds if is_urgent else self._limits.spread_seconds
-        if known.news_at > now + spread:
-            known.news_at = now + self._draw() * spread
+            known.is_soon, known.may_hurry = False, True
+        elif known.may_hurry and not known.is_soon and urgent != known.urgent_told:
+            known.news_at = now + self._draw() * self._limits.urgent_spread_seconds
+            known.is_soon = True
+        elif known.news_at == _NEVER:
+            known.news_at = now
 
     def next_errand(self, now: float) -> Errand | None:
         """Return what to write now, ``None`` for nothing."""
         self._fill(now)
         due = [
-            (at, key, act)
+            (at, each.refusals, since, key, act)
             for key, each in self._objects.items()
-            for at, act in [self._due(each)]
+            for at, since, act in [self._due(each)]
             if at <= now
         ]
         if not due or now < self._silent_until:
             return None
-        _, key, act = min(due, key=lambda item: item[0])
+        # Of those that share a moment the one comes first that has waited longest.
+        *_, key, act = min(due, key=lambda item: item[:3])
         return Errand(key, act)
 
     def next_at(self, now: float) -> float:
@@ -145,6 +151,7 @@ class WritePlan:
         if known is None:
             return
         known.introduce_at = _NEVER
+        self._pass_moment(known, now)
         if known.is_again:
             self._spend()
         if told is None:
@@ -162,22 +169,27 @@ class WritePlan:
         self._succeeded(known)
         if known is None:
             return
+        self._pass_moment(known, now)
         if known.free_writes:
             known.free_writes -= 1
         else:
             self._spend()
         known.told, known.urgent_told = news, urgent
         known.news_at = _NEVER
+        known.is_soon, known.may_hurry = False, True
         self._beat(known, now)
 
     def vanished(self, key: str, now: float) -> None:
         """Take it that an object is not there, or not ours: it is made anew."""
         known = self._objects.get(key)
         if known is not None:
-            known.introduce_at = now + self._draw() * self._limits.urgent_spread_seconds
+            self._pass_moment(known, now)
+            # Whoever removed it may have removed all of them.
+            known.introduce_at = now
             known.told = known.urgent_told = b""
             known.free_writes = 1
             known.is_again = True
+            known.is_soon = known.may_hurry = False
 
     def refused(self, key: str, now: float) -> None:
         """Take it that the server will not have this object: it is left alone, longer each time.
@@ -186,6 +198,7 @@ class WritePlan:
         """
         known = self._objects.get(key)
         if known is not None:
+            self._pass_moment(known, now)
             pause = self._backed_off(self._limits.refused_pause_seconds, known.refusals)
             known.refusals += 1
             known.held_until = now + pause
@@ -212,15 +225,26 @@ class WritePlan:
         if known is not None:
             known.refusals = 0
 
-    def _due(self, known: _Object) -> tuple[float, Act]:
-        """Return when an object is due, and for what."""
+    def _due(self, known: _Object) -> tuple[float, float, Act]:
+        """Return when an object is due, since when it would have liked to be, and for what."""
         if known.introduce_at < _NEVER:
-            at = max(known.introduce_at, known.held_until)
-            return max(at, self._token_at()) if known.is_again else at, Act.INTRODUCE
-        at = max(min(known.news_at, known.heartbeat_at), known.held_until)
-        if not known.free_writes:
+            since, act, is_free = known.introduce_at, Act.INTRODUCE, not known.is_again
+        else:
+            since = known.news_at
+            if not known.is_soon:
+                since = min(since, known.heartbeat_at)
+            act, is_free = Act.REPORT, known.free_writes > 0
+        at = max(since, known.held_until)
+        if not known.is_soon or self._failures:
+            at = self._phase.next_at(max(at, self._next_moment, self._silent_until))
+        elif not is_free:
             at = max(at, self._token_at())
-        return at, Act.REPORT
+        return at, since, act
+
+    def _pass_moment(self, known: _Object, now: float) -> None:
+        """Take it that the node's moment was used, if a write was one that waits for it."""
+        if not known.is_soon:
+            self._next_moment = max(self._next_moment, now + self._phase.period_seconds / 2)
 
     def _token_at(self) -> float:
         """Return when there is a token."""
@@ -230,6 +254,10 @@ class WritePlan:
     def _spend(self) -> None:
         if self._limits.seconds_per_write:
             self._tokens = max(self._tokens - 1.0, 0.0)
+            if self._tokens < 1.0:
+                # A moment that comes a little before the token is as good.
+                early_seconds = self._phase.period_seconds / 4
+                self._next_moment = max(self._next_moment, self._token_at() - early_seconds)
 
     def _fill(self, now: float) -> None:
         per_write = self._limits.seconds_per_write
@@ -241,4 +269,6 @@ class WritePlan:
     def _beat(self, known: _Object, now: float) -> None:
         jitter = self._limits.jitter_ratio
         factor = 1.0 - jitter + 2.0 * jitter * self._draw()
-        known.heartbeat_at = now + self.interval_seconds * factor
+        # The node's moment that is nearest, not the next one.
+        early_seconds = self._phase.period_seconds / 2
+        known.heartbeat_at = now + self.interval_seconds * factor - early_seconds

@@ -20,6 +20,7 @@ from nearkv.agent.settings import AgentSettings
 from nearkv.agent.summary import HardwareReader, SummaryBuilder
 from nearkv.agent.worker_status.composing import Json, NodeFacts, fit, news_of, urgent_of
 from nearkv.agent.worker_status.observing import observe
+from nearkv.agent.worker_status.phasing import phase_of
 from nearkv.agent.worker_status.planning import Act, Errand, WriteLimits, WritePlan
 from nearkv.agent.worker_status.prefixes import PrefixReader, no_prefixes
 from nearkv.agent.worker_status.steadying import SteadyRatio, round_bytes
@@ -30,11 +31,12 @@ from nearkv.kube.errors import ApiError, PatchError, Trouble
 from nearkv.kube.objects import CUSTOM_GROUP, CUSTOM_VERSION, worker_statuses_path
 from nearkv.kube.patching import Patcher, PatchLimits
 from nearkv.node_summary import DeviceSummary
-from nearkv.supervising import supervised
+from nearkv.supervising import Job, supervised
 
 FIELD_MANAGER = "nearkv-agent"
 _CHECK = "worker_status"
 _WRITES_AT_ONCE = 4
+_LEAST_PAUSE_SECONDS = 0.05
 _LONGEST_INTERVAL_SECONDS = 3600.0
 _LONGEST_WHY = 60
 _REFUSED = frozenset(
@@ -109,10 +111,14 @@ class WorkerStatusService:
         self.plan = WritePlan(
             WriteLimits(
                 heartbeat_seconds=own.heartbeat_seconds,
-                spread_seconds=own.spread_seconds,
-                start_spread_seconds=2 * own.spread_seconds,
                 urgent_spread_seconds=min(5.0, own.spread_seconds),
                 seconds_per_write=own.seconds_per_write,
+            ),
+            phase=phase_of(
+                settings.node,
+                period_seconds=own.spread_seconds,
+                now=self._now(),
+                time_of_day=time_of_day(),
             ),
             now=self._now(),
             draw=draw,
@@ -133,7 +139,8 @@ class WorkerStatusService:
         """Write while in the block; the agent's readiness depends on no defect only."""
         # One try: the plan knows when the next may be.
         limits = PatchLimits(attempts=1, deadline_seconds=10.0, attempt_seconds=10.0)
-        jobs = [self._run(Patcher(access, limits=limits))] if self.is_on else []
+        patcher = Patcher(access, limits=limits)
+        jobs = [Job(_CHECK, lambda: self._run(patcher))] if self.is_on else []
         async with supervised(jobs, readiness, check=_CHECK):
             yield
 
@@ -155,7 +162,9 @@ class WorkerStatusService:
             if self._kubernetes.is_known:
                 self.look()
                 await self._write_due(patcher)
-            await asyncio.sleep(self._look_seconds)
+            # A write that is late comes in a second that is another node's.
+            due_seconds = self.plan.next_at(self._now()) - self._now()
+            await asyncio.sleep(min(max(due_seconds, _LEAST_PAUSE_SECONDS), self._look_seconds))
 
     # -- Looking -----------------------------------------------------------------------------
 

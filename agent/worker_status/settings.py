@@ -15,17 +15,17 @@ class WorkerStatusSettings(SettingsGroup):
         "CRD and the right to create and patch them.",
     )
     heartbeat_seconds: float = Field(
-        300.0,
+        400.0,
         ge=10,
         le=3600,
-        description="Pause between writes of a node without news, more or less by a fifth; with "
-        "several engines they take turns.",
+        description="Pause between writes of a node without news, to the nearest of its moments; "
+        "with several engines they take turns.",
     )
     spread_seconds: float = Field(
-        150.0,
+        200.0,
         ge=0,
-        description="News are written within so long, at random: what changes on all nodes at "
-        "once must not be written at once. Nodes / 50 is enough, 5 does for 250.",
+        description="Period in which each node has a moment to write at, so that what changes on "
+        "all nodes at once is not written at once. Nodes / 25 is enough, 5 does for 125.",
     )
     seconds_per_write: float = Field(
         200.0, ge=0, description="Longest run of writes is one in so long, after the first three."

@@ -13,7 +13,7 @@ COPY extender extender
 COPY ingress ingress
 COPY transfer transfer
 RUN python -m venv /venv \
-    && /venv/bin/pip install --no-cache-dir --no-compile ".[envoy,ingress]"
+    && /venv/bin/pip install --no-cache-dir --no-compile ".[envoy,ingress,otel]"
 
 FROM ${PYTHON_IMAGE}
 ARG VERSION=0.1.0

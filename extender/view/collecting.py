@@ -18,7 +18,7 @@ import aiohttp
 import structlog
 
 from nearkv.bounded_reading import AnswerTooLargeError, read_at_most
-from nearkv.certificates import ClientCertificates
+from nearkv.certificates import ClientCertificates, tls_options
 from nearkv.extender.view.polling import CollectLimits, PollPlan, pause_after, plan_polls
 from nearkv.extender.view.summaries import (
     MAX_SUMMARY_BYTES,
@@ -26,13 +26,18 @@ from nearkv.extender.view.summaries import (
     SummaryRefusedError,
     decode_summary,
 )
-from nearkv.http_failures import explain_failure
+from nearkv.http_failures import explain_failure, name_failure
 from nearkv.keepalive import probed_socket
 from nearkv.node_summary import SUMMARY_PATH, NodeSummary
 
 _OK = 200
 _NOT_MODIFIED = 304
-_REMEDIES = {401: ": agents.token is not the agents' token", 404: ": is this an agent?"}
+_UNAUTHORIZED = 401
+_REMEDIES = {
+    _UNAUTHORIZED: ": agents.token is not the agents' token, or agents.tls has no certificate for "
+    "them",
+    404: ": is this an agent?",
+}
 _PROBE_AFTER_SECONDS = 15
 _PROBE_EVERY_SECONDS = 5
 _PROBES = 3
@@ -52,13 +57,11 @@ class AgentTarget:
 class AgentTrust:
     """How agents know the collector, and how it knows those that serve over TLS.
 
-    Without ``certificates`` the system's CAs count. ``tls_name`` is what stands in the agents'
-    certificates, empty where that is the address in their URL.
+    Without ``certificates`` the system's CAs count.
     """
 
     token: str | None = field(default=None, repr=False)
     certificates: ClientCertificates | None = None
-    tls_name: str = ""
 
 
 class ReportSink(Protocol):
@@ -263,7 +266,7 @@ class SummaryCollector:
         except TimeoutError as error:
             raise _PollError("silent", "no answer in time") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _PollError("disconnected", explain_failure(error)) from error
+            raise _PollError(name_failure(error), explain_failure(error)) from error
         if body is None:
             return None
         try:
@@ -280,7 +283,6 @@ class SummaryCollector:
             total=self._limits.connect_seconds + wait_seconds + self._limits.answer_seconds,
             sock_connect=self._limits.connect_seconds,
         )
-        certificates = self._trust.certificates
         # One that is kept for the agent's next turn would count for nobody's bound.
         headers = {"Connection": "close"} if self._takes_turns else None
         async with self._session.get(
@@ -288,16 +290,16 @@ class SummaryCollector:
             params=query,
             headers=headers,
             timeout=timeout,
-            ssl=True if certificates is None else certificates.context,
-            server_hostname=self._trust.tls_name or None,
+            **tls_options(self._trust.certificates),
             # Another address must never see the token.
             allow_redirects=False,
         ) as response:
             if response.status == _NOT_MODIFIED and followed.cursor:
                 return None
             if response.status != _OK:
+                reason = "unauthorized" if response.status == _UNAUTHORIZED else "refused"
                 remedy = _REMEDIES.get(response.status, "")
-                raise _PollError("refused", f"status {response.status}{remedy}")
+                raise _PollError(reason, f"status {response.status}{remedy}")
             return await read_at_most(response, MAX_SUMMARY_BYTES)
 
 

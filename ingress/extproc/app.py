@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from aiohttp import web
@@ -21,9 +22,11 @@ from nearkv.ingress.extproc.routed_picking import RouterPicker
 from nearkv.ingress.extproc.serving import Servers, serving
 from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.metrics import IngressMetrics
+from nearkv.ingress.recording.recorder import Recorder
+from nearkv.ingress.selecting import EngineSelector
 from nearkv.ingress.settings import IngressSettings
 from nearkv.serving import InFlight
-from nearkv.supervising import supervised
+from nearkv.supervising import Job, supervised
 
 _CHECK_POOL = "pool"
 _POLL_SECONDS = 0.1
@@ -51,6 +54,8 @@ class Shared:
     admission: Admission
     registry: CollectorRegistry
     readiness: Readiness
+    selector: EngineSelector
+    recorder: Recorder
 
 
 def add_ext_proc(app: web.Application, shared: Shared) -> None:
@@ -64,6 +69,8 @@ def add_ext_proc(app: web.Application, shared: Shared) -> None:
         knowledge=knowledge,
         metrics=shared.metrics,
         admission=shared.admission,
+        selector=shared.selector,
+        recorder=shared.recorder,
         reach=Reach(
             knowledge.fleet,
             _no_pool if watch is None else watch.membership,
@@ -84,7 +91,10 @@ def add_ext_proc(app: web.Application, shared: Shared) -> None:
             if watch is not None and access is not None:
                 await stack.enter_async_context(access)
                 readiness.set(_CHECK_POOL, ok=False, why=watch.problem)
-                jobs = [watch.run(), _report_pool(watch, readiness)]
+                jobs = [
+                    Job("pool_watch", watch.run),
+                    Job("report_pool", partial(_report_pool, watch, readiness)),
+                ]
                 await stack.enter_async_context(supervised(jobs, readiness, check="pool_watch"))
             listening.servers = await stack.enter_async_context(
                 serving(

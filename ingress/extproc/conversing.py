@@ -8,6 +8,7 @@ from typing import Protocol
 import structlog
 
 from nearkv.ingress.answers import ENGINE_HEADER, NO_ENGINE, REASON_HEADER, error_body
+from nearkv.ingress.dialects import dialect_of
 from nearkv.ingress.errors import BodyTimeoutError, IngressError, NoEngineError, NoRoomError
 from nearkv.ingress.extproc.exchange import Exchange, Stage
 from nearkv.ingress.extproc.messages import Header, Message, decode_message, immediate_answer
@@ -94,7 +95,8 @@ class Conversation:
             await send(self._refuse(IngressError("an error inside the picker"), exchange))
             return None
         try:
-            for answer in exchange.send_on(ticket.pick, asked.body):
+            body = asked.body if asked.changed_body is None else asked.changed_body
+            for answer in exchange.send_on(ticket.pick, body):
                 await send(answer)
         except BaseException:
             ticket.close(b"", complete=False)
@@ -145,8 +147,10 @@ class Conversation:
         self._picker.refused(error)
         request_id = exchange.headers.get("x-request-id", "")
         log.info("refused", reason=error.reason, error=str(error), request_id=request_id)
+        path, _, _ = exchange.headers.get(":path", "").partition("?")
+        body = error_body(error, dialect_of(path))
         return immediate_answer(
-            error.status, refusal_headers(error, request_id), error_body(error), error.reason
+            error.status, refusal_headers(error, request_id), body, error.reason
         )
 
 

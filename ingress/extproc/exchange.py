@@ -137,18 +137,23 @@ class Exchange:
             body=self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces),
             arrived_at=arrived_at,
             shows_answer=self.modes.response is not BodyMode.NONE,
+            may_change_body=self.modes.request is BodyMode.FULL_DUPLEX_STREAMED,
             endpoints=frozenset(texts_of(hint[SUBSET_KEY])) if SUBSET_KEY in hint else None,
         )
 
     def send_on(self, pick: Pick, body: bytes) -> Iterator[bytes]:
-        """Yield the answers that send the request to where it was picked to go."""
+        """Yield the answers that send the request to where it was picked to go.
+
+        A body of another length than the client's goes without a length.
+        """
+        resized = len(body) != self.size_bytes
         self.stage = Stage.ANSWER
         self.pieces = []
         value = ",".join((pick.endpoint, *pick.others))
         buffered = self.has_body and self.modes.request is BodyMode.BUFFERED
         yield headers_answer(
             Part.REQUEST_BODY if buffered else Part.REQUEST_HEADERS,
-            _steering(pick, value),
+            _steering(pick, value, resized=resized),
             metadata={LB_NAMESPACE: {ENDPOINT_KEY: value}},
             reroute=True,
         )
@@ -194,9 +199,11 @@ class Exchange:
         return plain_answer(part) if part is Part.RESPONSE_TRAILERS else None
 
 
-def _steering(pick: Pick, value: str) -> Mutation:
+def _steering(pick: Pick, value: str, *, resized: bool) -> Mutation:
     headers = [(ENDPOINT_KEY, value), ("x-request-id", pick.request_id), *pick.headers]
     remove = [*_NEVER_FROM_CLIENTS, *pick.removed]
+    if resized:
+        remove.append("content-length")
     for name, wanted in (
         (PREFILLER_HEADER, pick.prefiller),
         (RANK_HEADER, "" if pick.dp_rank is None else str(pick.dp_rank)),

@@ -24,13 +24,14 @@ PREFILL_HEADER = "x-nearkv-prefill"
 RANK_HEADER = "x-data-parallel-rank"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """A client's request, whole.
 
     ``shows_answer`` says that the engine's answer will be seen, not just its head.
     ``endpoints`` are those (``ip:port`` or ``ip``) that the gateway restricts the pick to;
-    ``None`` is no restriction, nothing in it means that there is nowhere to go.
+    ``None`` is no restriction, nothing in it means that there is nowhere to go. The picker may
+    set ``changed_body`` where ``may_change_body`` allows it, for a model under an alias.
     """
 
     method: str
@@ -40,6 +41,8 @@ class Asked:
     arrived_at: float
     shows_answer: bool = True
     endpoints: Collection[str] | None = None
+    may_change_body: bool = False
+    changed_body: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import NoReturn
 import msgspec
 import structlog
 
+from nearkv.ingress.api_access import api_access
 from nearkv.ingress.extproc.endpoints import Membership
 from nearkv.ingress.extproc.pool import (
     InferencePool,
@@ -22,6 +23,7 @@ from nearkv.ingress.extproc.pool import (
 from nearkv.ingress.extproc.settings import PoolSettings
 from nearkv.kube.access import ApiAccess
 from nearkv.kube.events import ChangeKind
+from nearkv.kube.keeping import KeptObjects
 from nearkv.kube.objects import Pod
 from nearkv.kube.watching import Watch, WatchLimits
 
@@ -48,7 +50,7 @@ class PoolWatch:
         self._count_failure = count_failure
         self._limits = limits
         self._pool: InferencePool | None = None
-        self._pods: dict[str, Pod] = {}
+        self._pods: KeptObjects[Pod] = KeptObjects(self._take_pods)
         self._membership = _NOBODY
         self._pool_changed = asyncio.Event()
         self.problem = f"the pool {namespace}/{name} was not read yet"
@@ -98,8 +100,8 @@ class PoolWatch:
             self._access,
             pods_path(self._namespace),
             decode=msgspec.json.Decoder(Pod).decode,
-            on_replace=self._replace_pods,
-            on_change=self._change_pod,
+            on_replace=self._pods.replace,
+            on_change=self._pods.change,
             label_selector=selector,
             count_failure=self._count_failure,
             limits=self._limits,
@@ -125,20 +127,12 @@ class PoolWatch:
         self.was_read |= bool(why)
         self._pool_changed.set()
 
-    def _replace_pods(self, pods: list[Pod]) -> None:
-        self._pods = {pod.name: pod for pod in pods}
+    def _take_pods(self) -> None:
         self.was_read = True
         self._work_out()
 
-    def _change_pod(self, kind: ChangeKind, pod: Pod) -> None:
-        if kind == "DELETED":
-            self._pods.pop(pod.name, None)
-        else:
-            self._pods[pod.name] = pod
-        self._work_out()
-
     def _work_out(self) -> None:
-        found = _NOBODY if self._pool is None else members(self._pool, self._pods.values())
+        found = _NOBODY if self._pool is None else members(self._pool, self._pods)
         if found != self._membership:
             self._membership = found
             log.info("pool_members", pool=self._name, endpoints=found.endpoints()[:20])
@@ -151,10 +145,7 @@ def make_pool_watch(
     """Return the watch of the pool that settings name, and the access that it needs open."""
     if not pool.name:
         return None, None
-    if pool.api_server:
-        access = ApiAccess.plain(pool.api_server)
-    else:
-        access = ApiAccess.automatic(pool.kubeconfig)
+    access = api_access(pool.kubeconfig, pool.api_server)
     return (
         PoolWatch(access, name=pool.name, namespace=pool.namespace, count_failure=count_failure),
         access,

@@ -18,6 +18,7 @@ from nearkv.ingress.errors import (
     IngressError,
     NoEngineError,
     NoRoomError,
+    RequestError,
 )
 from nearkv.ingress.extproc.messages import Header
 from nearkv.ingress.extproc.picking import Asked, Pick
@@ -27,23 +28,29 @@ from nearkv.ingress.fleet import EngineView
 from nearkv.ingress.hints import prefix_ids_of
 from nearkv.ingress.keying import Job, KeyFinder
 from nearkv.ingress.knowledge import Knowledge
+from nearkv.ingress.learning import Learner
 from nearkv.ingress.metrics import IngressMetrics
-from nearkv.ingress.parity_watch import ParityWatch
 from nearkv.ingress.planning import Plan
+from nearkv.ingress.recording.recorder import Recorder
+from nearkv.ingress.recording.watching import RequestWatch
 from nearkv.ingress.requests import parse_request
+from nearkv.ingress.selecting import EngineSelector
 from nearkv.ingress.settings import IngressSettings
+from nearkv.ingress.tracing.context import TRACEPARENT_HEADER
 
 
 class RouterPicker:
     """Picks as the own proxy does, among the engines that the gateway can reach."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (its collaborators, by keyword)
         self,
         *,
         settings: IngressSettings,
         knowledge: Knowledge,
         metrics: IngressMetrics,
         admission: Admission,
+        selector: EngineSelector,
+        recorder: Recorder,
         reach: Reach,
         now: Callable[[], float],
     ) -> None:
@@ -51,17 +58,19 @@ class RouterPicker:
         self._know = knowledge
         self._metrics = metrics
         self._admission = admission
+        self._selector = selector
+        self._recorder = recorder
         self._reach = reach
         self._others = settings.ext_proc.fallback_endpoints
         self._now = now
         self._keys = KeyFinder(knowledge, metrics, settings.policy, now)
         self._decider = Decider(settings, knowledge, metrics, now)
         # Ties go round by turns, which are counted with each decision.
-        self._second_best = Decider(settings, knowledge, metrics, now)
+        self._second_best = Decider(settings, knowledge, metrics, now, watched=False)
         self._books = Books(
             knowledge,
             metrics,
-            ParityWatch(knowledge.parity, metrics),
+            Learner(knowledge, metrics),
             reach,
             wake=admission.wake,
             now=now,
@@ -81,7 +90,24 @@ class RouterPicker:
     async def pick(self, asked: Asked) -> RoutedTicket:
         """Choose; raises ``IngressError`` where the request cannot be served."""
         self._know.totals.requests += 1
-        job = self._accept(asked)
+        watch = self._recorder.begin(
+            self._request_ids.of(asked.headers.get("x-request-id", "")),
+            asked.path,
+            arrived_at=asked.arrived_at,
+            traceparent=asked.headers.get(TRACEPARENT_HEADER, ""),
+        )
+        try:
+            return await self._pick(asked, watch)
+        except IngressError as error:
+            watch.refused(error.reason, error.status, str(error))
+            watch.close()
+            raise
+        except BaseException:
+            watch.close()
+            raise
+
+    async def _pick(self, asked: Asked, watch: RequestWatch) -> RoutedTicket:
+        job = await self._accept(asked, watch)
         await self._keys.find(job)
         if job.tenant is not None and job.prompt is not None:
             self._admission.charge(job.tenant, job.prompt.token_count)
@@ -100,7 +126,7 @@ class RouterPicker:
             others=others,
             prefiller=prefiller,
             dp_rank=chosen.view.info.dp_rank,
-            headers=self._own_headers,
+            headers=[*self._own_headers, *_trace_headers(watch)],
             removed=self._removed_headers,
         )
         self._metrics.routing_seconds.observe(max(0.0, time.perf_counter() - asked.arrived_at))
@@ -108,26 +134,47 @@ class RouterPicker:
 
     # -- Accepting ---------------------------------------------------------------------
 
-    def _accept(self, asked: Asked) -> Job:
+    async def _accept(self, asked: Asked, watch: RequestWatch) -> Job:
         check_path(asked.path)
         tenant, priority = self._admission.admit(asked.headers)
         headers = asked.headers
         prefix_ids = prefix_ids_of(headers)
-        parsed = parse_request(
-            asked.method, asked.path, asked.body, lambda: headers.get("content-type", "")
+        parsed, body = self._selector.names.apply(
+            parse_request(
+                asked.method, asked.path, asked.body, lambda: headers.get("content-type", "")
+            ),
+            asked.body,
+        )
+        if body is not asked.body:
+            if not asked.may_change_body:
+                raise RequestError(
+                    "model: an alias can be put right only with FULL_DUPLEX_STREAMED bodies",
+                    param="model",
+                )
+            asked.changed_body = body
+        reachable = self._reach.views(parsed.model, asked.endpoints)
+        views = await self._selector.narrow(reachable, parsed, headers)
+        adapter = self._selector.adapter_of(parsed, views)
+        watch.accepted(
+            model=parsed.model,
+            stream=parsed.stream,
+            tenant="" if tenant is None else tenant.spec.name,
+            prefix_ids=prefix_ids,
         )
         return Job(
             web_request=cast(web.Request, None),  # nothing is forwarded from here
             path=asked.path,
-            body=asked.body,
+            body=body,
             parsed=parsed,
-            request_id=self._request_ids.of(headers.get("x-request-id", "")),
+            request_id=watch.record.request_id,
             arrived_at=asked.arrived_at,
-            views=self._reach.views(parsed.model, asked.endpoints),
+            views=views,
             prefix_ids=prefix_ids,
-            hint=self._know.hints.first_of(prefix_ids),
+            hint=self._know.hints.first_of(prefix_ids) or self._selector.home_of(adapter),
             priority=priority,
             tenant=tenant,
+            adapter=adapter,
+            watch=watch,
         )
 
     # -- Deciding ----------------------------------------------------------------------
@@ -135,7 +182,10 @@ class RouterPicker:
     async def _decide(self, job: Job) -> Decided:
         """Decide at once, or, where there is no room, in turn."""
         return await self._admission.in_turn(
-            job.parsed.model or "", job.priority, lambda: self._decider.decide(job, 0)
+            job.parsed.model or "",
+            job.priority,
+            lambda: self._decider.decide(job, 0),
+            queued=job.watch.queued,
         )
 
     def _next_best(self, job: Job, first: EngineView) -> list[str]:
@@ -164,6 +214,10 @@ def _without_bodies(job: Job, plan: Plan, *, splits: bool) -> Plan:
     if split is not None:
         split = replace(split, fields={}) if splits else None
     return replace(plan, split=split)
+
+
+def _trace_headers(watch: RequestWatch) -> list[Header]:
+    return [(TRACEPARENT_HEADER, watch.traceparent)] if watch.traceparent else []
 
 
 def _credentials(settings: IngressSettings) -> tuple[list[Header], list[str]]:

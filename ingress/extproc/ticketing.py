@@ -17,13 +17,12 @@ from nearkv.ingress.extproc.messages import Header
 from nearkv.ingress.extproc.picking import Head, Pick
 from nearkv.ingress.extproc.reaching import Reach
 from nearkv.ingress.fleet import EngineView
-from nearkv.ingress.forwarding import reported_cached_tokens
-from nearkv.ingress.hints import PrefixHint
+from nearkv.ingress.forwarding import Outcome, reported_cached_tokens, reported_output_tokens
 from nearkv.ingress.keying import Job
 from nearkv.ingress.knowledge import Knowledge
+from nearkv.ingress.learning import Learner
 from nearkv.ingress.ledger import LedgerEntry
 from nearkv.ingress.metrics import IngressMetrics
-from nearkv.ingress.parity_watch import ParityWatch
 from nearkv.ingress.planning import Plan
 
 _FAILED_STATUSES = frozenset({500, 502, 503, 504})
@@ -49,7 +48,7 @@ class Books:
 
     knowledge: Knowledge
     metrics: IngressMetrics
-    parity: ParityWatch
+    learner: Learner
     reach: Reach
     wake: Callable[[], None]
     now: Callable[[], float]
@@ -77,6 +76,8 @@ class RoutedTicket:
         self._sent_at = books.clock()
         self._until_begun = ExitStack()
         self._entry: LedgerEntry | None = self._open(chosen.view)
+        info = chosen.view.info
+        self._is_trial = books.knowledge.suspects.begin(info.id, info.incarnation, books.now())
         self._count_beginnings(shows_answer=shows_answer)
 
     def _open(self, view: EngineView) -> LedgerEntry:
@@ -111,9 +112,10 @@ class RoutedTicket:
         self._status = head.status
         self._follow(head.served)
         self._take_prefill(head.prefill)
+        self._show_serving()
         know, info = self._books.knowledge, self._view.info
         if head.status in _FAILED_STATUSES:
-            know.suspects.failed(info.id, info.incarnation, self._books.now())
+            know.suspects.failed(info.id, info.incarnation, self._books.now(), reached=True)
             log.warning(
                 "engine_failed",
                 request_id=self._job.request_id,
@@ -121,7 +123,7 @@ class RoutedTicket:
                 status=head.status,
             )
         else:
-            know.suspects.succeeded(info.id, info.incarnation)
+            know.suspects.succeeded(info.id, info.incarnation, self._books.now())
             self._learn()
         return self._headers()
 
@@ -130,6 +132,7 @@ class RoutedTicket:
         split = self._split
         if split is None or not outcome:
             return
+        self._job.watch.prefilled(outcome if outcome in _PREFILL_OUTCOMES else "other")
         self._books.metrics.pd.legs.add(
             "prefill", outcome if outcome in _PREFILL_OUTCOMES else "other"
         )
@@ -144,6 +147,7 @@ class RoutedTicket:
     def began(self) -> None:
         """Note the first byte of the answer."""
         self._until_begun.close()
+        self._job.watch.began()
         now = self._books.clock()
         metrics, expected = self._books.metrics, self._chosen.plan.expected
         metrics.first_byte(self._reason).observe(max(0.0, now - self._job.arrived_at))
@@ -152,11 +156,7 @@ class RoutedTicket:
         if expected is None or self._job.prompt is None or not is_as_planned or seconds <= 0:
             return
         if self._job.parsed.stream and self._status == HTTPStatus.OK:
-            metrics.first_token_ratio.observe(expected.first_token_ms / 1000 / seconds)
-            if expected.undisturbed:
-                self._books.knowledge.fits.observe(
-                    self._view.info.id, expected.missing_tokens, seconds
-                )
+            self._books.learner.first_token(self._view.info.id, expected, seconds)
 
     def _follow(self, served: str) -> None:
         """Move the books to the engine that served, where it is not the one picked."""
@@ -193,21 +193,31 @@ class RoutedTicket:
         return headers
 
     def _learn(self) -> None:
-        know, metrics, job = self._books.knowledge, self._books.metrics, self._job
-        if job.prompt is not None:
-            split = self._split
-            reused = self._chosen.predicted if split is None else split.reused_tokens
-            reused = reused if self._view is self._chosen.view else 0
-            metrics.prompt_tokens.add(by=self._tokens)
-            metrics.predicted_tokens.add(by=reused)
-            know.totals.prompt_tokens += self._tokens
-            know.totals.predicted_tokens += reused
-        keys = job.prompt.keys if job.prompt is not None else ()
-        if not keys and job.hint is not None:
-            keys = job.hint.keys
-        info = self._view.info
-        for prefix_id in job.prefix_ids:
-            know.hints.learn(prefix_id, PrefixHint(keys, info.id, info.incarnation))
+        split = self._split
+        reused = self._chosen.predicted if split is None else split.reused_tokens
+        reused = reused if self._view is self._chosen.view else 0
+        self._books.learner.served(self._job, self._view.info, reused_tokens=reused)
+
+    def _show_serving(self) -> None:
+        split, is_as_picked = self._split, self._view is self._chosen.view
+        predicted: int | None = None
+        if self._job.prompt is not None and is_as_picked:
+            predicted = self._chosen.predicted if split is None else split.target_tokens
+        self._job.watch.served(
+            self._view.info.id,
+            self._reason,
+            predicted=predicted,
+            prefill_engine="" if split is None or not is_as_picked else split.source.info.id,
+        )
+
+    def _show_end(self, tail: bytes, *, complete: bool) -> None:
+        end = Outcome(
+            reported_cached_tokens=reported_cached_tokens(tail),
+            output_tokens=reported_output_tokens(tail),
+            error=None if complete else "broken_off",
+        )
+        self._job.watch.ended(self._status, end)
+        self._job.watch.close()
 
     def close(self, tail: bytes, *, complete: bool) -> None:
         """End it; only the first call counts."""
@@ -216,16 +226,20 @@ class RoutedTicket:
             return
         self._until_begun.close()
         self._books.knowledge.ledger.close(entry)
+        if self._is_trial:
+            info = self._chosen.view.info
+            self._books.knowledge.suspects.end_trial(info.id, info.incarnation)
         self._books.wake()
         metrics = self._books.metrics
         metrics.requests.add(self._reason, str(self._status or "none"))
         if self._status and not complete:
             metrics.broken_streams.add("broken_off")
+        self._show_end(tail, complete=complete)
         whole = self._job.prompt is not None and self._split is None
         if whole and complete and self._view is self._chosen.view:
-            # KV that was pulled counts as cached too, which says nothing about our view.
-            self._books.parity.compare(
+            self._books.learner.cached(
                 self._view.info,
                 predicted=self._chosen.predicted,
                 reported=reported_cached_tokens(tail),
+                guessed_as=self._job.guessed_as,
             )

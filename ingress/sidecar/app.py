@@ -22,7 +22,7 @@ from nearkv.ingress.sidecar.prefillers import Allowed
 from nearkv.ingress.sidecar.prefilling import Prefilling
 from nearkv.ingress.sidecar.proxying import SidecarHandler
 from nearkv.serving import InFlight, running, serve
-from nearkv.supervising import supervised
+from nearkv.supervising import Job, TaskFailureCollector, supervised
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +48,7 @@ def build_sidecar(settings: IngressSettings) -> Sidecar:
     session = _open_session(settings.deadlines.engine_keepalive_seconds)
     forwarder = Forwarder(session, settings.deadlines)
     readiness = Readiness()
+    registry.register(TaskFailureCollector("ingress", readiness))
     in_flight = InFlight()
     handler = SidecarHandler(
         engine_url=own.engine,
@@ -70,7 +71,7 @@ def build_sidecar(settings: IngressSettings) -> Sidecar:
             if watch is not None and access is not None:
                 await stack.enter_async_context(access)
                 # Readiness is not about having read it: without the engine still answers.
-                jobs = [watch.run()]
+                jobs = [Job("pool_watch", watch.run)]
                 await stack.enter_async_context(supervised(jobs, readiness, check="pool_watch"))
             yield
 

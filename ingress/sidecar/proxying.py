@@ -14,6 +14,7 @@ from aiohttp import web
 
 from nearkv.ingress.accepting import RequestIds
 from nearkv.ingress.answers import error_response
+from nearkv.ingress.dialects import MESSAGES_PATH
 from nearkv.ingress.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
@@ -28,7 +29,7 @@ from nearkv.ingress.sidecar.metrics import SidecarMetrics
 from nearkv.ingress.sidecar.prefilling import CHAT_PATH, Prefilling
 from nearkv.serving import InFlight
 
-_SPLIT_PATHS = frozenset({"/v1/completions", CHAT_PATH})
+_SPLIT_PATHS = frozenset({"/v1/completions", CHAT_PATH, MESSAGES_PATH})
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +64,7 @@ class SidecarHandler:
         except IngressError as error:
             log.info("refused", path=request.path, request_id=request_id, reason=error.reason)
             self._metrics.requests.add(str(error.status))
-            return error_response(error, request_id=request_id)
+            return error_response(error, request_id=request_id, path=request.path)
         finally:
             self._in_flight.leave(request)
 

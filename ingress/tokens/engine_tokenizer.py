@@ -17,6 +17,8 @@ from nearkv.bounded_reading import read_at_most
 from nearkv.ingress.errors import TokenizationError
 
 _MAX_ANSWER_BYTES = 256 << 20
+_ANSWERED_BY_LISTS = frozenset({"/v1/completions"})
+"""Only completions may hold several prompts."""
 _NOT_OFFERED = frozenset({403, 404, 405, 501})
 
 T = TypeVar("T")
@@ -81,7 +83,7 @@ class EngineTokenizer:
         Raises :class:`TokenizationError`.
         """
         answer = await self._post(engine, f"{path}/render", body)
-        if path.endswith("/chat/completions"):
+        if path not in _ANSWERED_BY_LISTS:
             return Tokenized(_decode(_rendered, answer).token_ids)
         prompts = _decode(_rendered_list, answer)
         if not prompts:

@@ -30,11 +30,14 @@ class PromptKeys(msgspec.Struct, frozen=True):
     """A tokenized prompt: its length, and the keys of its full blocks (an ``array('Q')``).
 
     ``source`` says where the tokens came from: render, tokenize, local, memo, prefix, ids.
+    ``exact`` says that the engine sees these tokens; else they are a guess that need not
+    come true.
     """
 
     token_count: int
     keys: Sequence[int]
     source: str
+    exact: bool = True
 
 
 class PromptMemo:

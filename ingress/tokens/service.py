@@ -4,6 +4,9 @@ Order: remembered prompt, remembered text prefix (only the tail is tokenized), t
 question to one engine (``/render``, else ``/tokenize``), then the local tokenizer. A question
 that failed is not asked of another engine: the request is then routed without token keys.
 
+Requests of ``/v1/responses`` and ``/v1/messages`` are rendered by engines that offer it. Where
+none does, they are tokenized as the chat they amount to, and their keys are not exact.
+
 Tokenizing a tail alone relies on the cut rule of ``alignment``. It is used for a model only
 after that model's engine has passed a probe, once, in the background.
 """
@@ -20,6 +23,7 @@ from nearkv.block_keys import TOKEN_BYTES, chain_keys, pack_tokens
 from nearkv.ingress.errors import TokenizationError
 from nearkv.ingress.requests import GenerateRequest, PromptKind
 from nearkv.ingress.tokens.alignment import align_tokens, find_cut
+from nearkv.ingress.tokens.converting import chat_of, in_plain_text
 from nearkv.ingress.tokens.engine_tokenizer import EngineRef, EngineTokenizer, Tokenized
 from nearkv.ingress.tokens.local_tokenizer import LocalTokenizer
 from nearkv.ingress.tokens.memo import (
@@ -47,6 +51,9 @@ _CHAT_FIELDS = (
     "add_special_tokens",
     "continue_final_message",
 )
+
+_CONVERTED = frozenset({PromptKind.RESPONSES, PromptKind.MESSAGES})
+_RENDER = "render"
 
 log = structlog.get_logger(__name__)
 
@@ -107,7 +114,9 @@ class TokenService:
         else:
             tokenized, source = await self._tokenize(request, body, path, scope.model, engine)
             found = _keyed(pack_tokens(tokenized.token_ids), scope, source=source)
-        remembered = PromptKeys(found.token_count, found.keys, "memo")
+            if not _is_exact(request, source):
+                found = msgspec.structs.replace(found, exact=False)
+        remembered = msgspec.structs.replace(found, source="memo")
         self._prompts.put(_memo_key(request, scope), remembered)
         return found
 
@@ -215,11 +224,11 @@ class TokenService:
                 if model in self._local:
                     return self._tokenize_locally(request, body, model), source
                 continue
-            asked = f"{path}/render" if source == "render" else "/tokenize"
+            asked = f"{path}/render" if source == _RENDER else "/tokenize"
             if not self._engines.offers(engine, asked):
                 continue
             try:
-                if source == "render":
+                if source == _RENDER:
                     return await self._engines.render(engine, path, body), source
                 question = _question(request, body, model)
                 return await self._engines.tokenize(engine, question), source
@@ -230,6 +239,8 @@ class TokenService:
 
     def _tokenize_locally(self, request: GenerateRequest, body: bytes, model: str) -> Tokenized:
         tokenizer = self._local_tokenizer(model)
+        if request.kind in _CONVERTED:
+            return tokenizer.tokenize_chat(in_plain_text(chat_of(request.kind, body)))
         if request.kind is PromptKind.CHAT:
             try:
                 chat = msgspec.json.decode(body)
@@ -247,6 +258,8 @@ class TokenService:
 
 def _question(request: GenerateRequest, body: bytes, model: str) -> Mapping[str, object]:
     """Put the question for /tokenize: the prompt, or what bears on a chat's rendering."""
+    if request.kind in _CONVERTED:
+        return {"model": model} | chat_of(request.kind, body)
     fields: dict[str, msgspec.Raw] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     if request.kind is PromptKind.CHAT:
         return {"model": model} | {name: fields[name] for name in _CHAT_FIELDS if name in fields}
@@ -255,6 +268,12 @@ def _question(request: GenerateRequest, body: bytes, model: str) -> Mapping[str,
     if "add_special_tokens" in fields:
         question["add_special_tokens"] = fields["add_special_tokens"]
     return question
+
+
+def _is_exact(request: GenerateRequest, source: str) -> bool:
+    """Tell whether the tokens are those that the engine sees."""
+    converted = request.kind in _CONVERTED and source != _RENDER
+    return not converted and not request.may_render_otherwise
 
 
 def _memo_key(request: GenerateRequest, scope: KeyScope) -> bytes:

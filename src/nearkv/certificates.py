@@ -3,6 +3,9 @@
 A renewed pair is loaded into a context of its own, and new connections use that context once
 it is whole; connections that are open keep theirs. A pair that cannot be loaded (half written,
 key of another certificate) changes nothing but a count: the last good pair stays in use.
+
+All contexts of ours come from here, save for those to the API server, whose CAs are of another
+kind (:mod:`nearkv.kube.credentials`).
 """
 
 import asyncio
@@ -10,16 +13,21 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import structlog
 
 from nearkv.errors import CertificateError
+from nearkv.handshakes import counting_handshakes
 
 log = structlog.get_logger(__name__)
 
 _Signature = tuple[tuple[int, int, int], ...]
 _NOTHING_READ: _Signature = ((-1, -1, -1),)
+
+
+def _ignore(_outcome: str) -> None:
+    """Count nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +53,26 @@ class CertificateFiles:
 class ClientFiles:
     """PEM files of a client: the CA that servers must be signed by, and what it shows of itself.
 
-    Without ``ca`` the system's CAs count; without ``cert`` and ``key`` nothing is shown.
+    Without ``ca`` the system's CAs count; without ``cert`` and ``key`` nothing is shown. ``name``
+    is what servers' certificates must be for, empty where that is the host that is asked.
     """
 
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    name: str = ""
 
     @property
     def paths(self) -> Sequence[Path]:
         """All files there are."""
         return [path for path in (self.ca, self.cert, self.key) if path is not None]
+
+
+class TlsOptions(TypedDict):
+    """What a request of aiohttp takes."""
+
+    ssl: ssl.SSLContext | bool
+    server_hostname: str | None
 
 
 class ReloadingContext(ssl.SSLContext):
@@ -76,19 +93,27 @@ class ReloadingContext(ssl.SSLContext):
 class Certificates:
     """The context to serve with, kept true to its files.
 
-    ``count`` is called with ``reloaded`` or ``failed``. Raises :class:`CertificateError` when
-    the files cannot be loaded at the start.
+    ``count`` is called with ``reloaded`` or ``failed``, ``count_handshake`` with why a client's
+    handshake failed (:class:`nearkv.handshakes.HandshakeFailure`). Raises
+    :class:`CertificateError` when the files cannot be loaded at the start.
     """
 
-    def __init__(self, files: CertificateFiles, *, count: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        files: CertificateFiles,
+        *,
+        count: Callable[[str], None],
+        count_handshake: Callable[[str], None] = _ignore,
+    ) -> None:
         self._files = files
         self._count = count
+        self._connection = counting_handshakes(count_handshake)
         self._seen, missing = _signature(files)
         self.context = ReloadingContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             if missing is not None:
                 raise missing
-            self.context.current = load_context(files)
+            self.context.current = self._load()
         except OSError as error:  # ssl.SSLError is one, too
             raise CertificateError(f"tls: {_explain(error, files)}") from error
 
@@ -100,7 +125,7 @@ class Certificates:
         try:
             if missing is not None:
                 raise missing
-            loaded = load_context(self._files)
+            loaded = self._load()
         except OSError as error:
             self._seen = signature
             self._count("failed")
@@ -112,6 +137,11 @@ class Certificates:
         self.context.current = loaded
         self._count("reloaded")
         log.info("certificate_reloaded", cert=str(self._files.cert))
+
+    def _load(self) -> ssl.SSLContext:
+        loaded = load_context(self._files)
+        loaded.sslobject_class = self._connection
+        return loaded
 
     async def watch(self, every_seconds: float) -> None:
         """Look at the files again and again; runs until it is cancelled.
@@ -126,12 +156,13 @@ class Certificates:
 class ClientCertificates:
     """What a client connects with, kept true to its files.
 
-    Raises :class:`CertificateError` when the files cannot be loaded at the start; later on, the
-    last good ones stay in use.
+    ``count`` is called with ``reloaded`` or ``failed``. Raises :class:`CertificateError` when the
+    files cannot be loaded at the start; later on, the last good ones stay in use.
     """
 
-    def __init__(self, files: ClientFiles) -> None:
+    def __init__(self, files: ClientFiles, *, count: Callable[[str], None] = _ignore) -> None:
         self._files = files
+        self._count = count
         self._seen = _NOTHING_READ
         try:
             self._context = load_client_context(files)
@@ -150,16 +181,32 @@ class ClientCertificates:
                     raise missing
                 self._context = load_client_context(self._files)
             except OSError as error:
+                self._count("failed")
                 log.error("certificate_not_reloaded", error=_explain(error, self._files))  # noqa: TRY400 (the text says it)
             else:
+                self._count("reloaded")
                 log.info("certificate_reloaded", files=", ".join(map(str, self._files.paths)))
         return self._context
 
+    @property
+    def options(self) -> TlsOptions:
+        """What the next request of aiohttp takes; ask anew for each."""
+        return {"ssl": self.context, "server_hostname": self._files.name or None}
 
-def load_client_context(files: ClientFiles) -> ssl.SSLContext:
-    """Return a client's context; raises ``OSError`` when its files cannot be used."""
+
+def tls_options(certificates: ClientCertificates | None) -> TlsOptions:
+    """Return what a request takes; without certificates the system's CAs count."""
+    return {"ssl": True, "server_hostname": None} if certificates is None else certificates.options
+
+
+def load_client_context(files: ClientFiles, *, check_host: bool = True) -> ssl.SSLContext:
+    """Return a client's context; raises ``OSError`` when its files cannot be used.
+
+    Without ``check_host`` any certificate of the CA will do, whatever it is for.
+    """
     context = ssl.create_default_context(cafile=files.ca)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = check_host
     if files.cert is not None:
         # A password prompt on an encrypted key would hang the process.
         context.load_cert_chain(files.cert, files.key, password=lambda: b"")

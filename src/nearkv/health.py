@@ -1,12 +1,14 @@
 """Health for Kubernetes: ``/livez``, ``/readyz``, ``/healthz`` and ``/metrics``.
 
 A probe reads cached facts and does no I/O, so it answers while the process is busy.
-Liveness means "the event loop runs" and stays true while draining: restarting a process
-because it is shutting down, or because a peer is away, helps nobody. Readiness is the
-conjunction of named checks that the component reports, and is false while draining.
+Liveness means "the event loop runs, and no background task was given up" and stays true while
+draining: restarting a process because it is shutting down, or because a peer is away, helps
+nobody. Readiness is the conjunction of named checks that the component reports, and is false while
+draining.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -39,6 +41,9 @@ class Readiness:
     def __init__(self, *required: str) -> None:
         self._checks = {name: Check(ok=False, why="not reported yet") for name in required}
         self._draining = asyncio.Event()
+        self._given_up = ""
+        self.task_failures: Counter[str] = Counter()
+        """How often background tasks failed, by name (:mod:`nearkv.supervising`)."""
 
     def set(self, name: str, ok: bool, why: str = "") -> None:  # noqa: FBT001 - reads as set("index", True)
         """Report a check; a name that is new becomes part of the conjunction."""
@@ -48,6 +53,15 @@ class Readiness:
     def checks(self) -> Mapping[str, Check]:
         """All checks by name, read-only, in the order of their first mention."""
         return MappingProxyType(self._checks)
+
+    @property
+    def given_up(self) -> str:
+        """Why the process wants to be restarted; empty while it does not."""
+        return self._given_up
+
+    def give_up(self, why: str) -> None:
+        """Have liveness fail for good: what is broken does not get well in this process."""
+        self._given_up = self._given_up or why
 
     @property
     def draining(self) -> bool:
@@ -64,8 +78,10 @@ class Readiness:
 
     @property
     def is_ready(self) -> bool:
-        """True when no check fails and the process is not draining."""
-        return not self.draining and all(check.ok for check in self._checks.values())
+        """True when no check fails, the process is not draining and was not given up."""
+        if self.draining or self._given_up:
+            return False
+        return all(check.ok for check in self._checks.values())
 
 
 def add_health_routes(
@@ -77,10 +93,14 @@ def add_health_routes(
     """
 
     async def livez(request: web.Request) -> web.Response:
-        return _answer(request, {"event_loop": Check(ok=True)}, name="livez")
+        checks = {"event_loop": Check(ok=True)}
+        if readiness.given_up:
+            checks["background_tasks"] = Check(ok=False, why=readiness.given_up)
+        return _answer(request, checks, name="livez")
 
     async def readyz(request: web.Request) -> web.Response:
-        draining = Check(not readiness.draining, "draining" if readiness.draining else "")
+        why_not = "draining" if readiness.draining else readiness.given_up
+        draining = Check(not why_not, why_not)
         return _answer(request, {"serving": draining, **readiness.checks}, name="readyz")
 
     app.router.add_get("/livez", livez)

@@ -118,3 +118,20 @@ def test_it_holds_what_was_added_and_neither_removed_nor_evicted(history):
             held -= set(evicted)
         assert len(runs) == len(held)
     assert set(evict_all(runs)) == held
+
+
+def test_a_long_chain_goes_from_its_end_and_takes_no_long_searches():
+    runs = BlockRuns()
+    runs.add(list(range(5000)), None, 0.0)
+    runs.add(list(range(5000, 5100)), 4999, 1.0)
+    assert max(len(run.handles) for run in runs._run_of.values()) <= 1024
+    assert evict_all(runs) == list(range(5099, -1, -1))
+
+
+def test_a_long_chain_can_be_removed_from_its_start():
+    runs = BlockRuns()
+    runs.add(list(range(3000)), None, 0.0)
+    runs.add([9000], None, 1.0)
+    for handle in range(2500):
+        runs.remove(handle, 2.0)
+    assert (len(runs), runs.evict(1)) == (501, [2999])

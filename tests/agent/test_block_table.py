@@ -341,3 +341,21 @@ def test_blocks_with_bad_tokens_are_counted_not_kept(apply, token, parent):
 def test_a_block_that_is_its_own_parent_does_no_harm(apply):
     apply(BlockStored([7, 8], 8, [1, 2, 3, 4], 2))
     assert apply(stored(0)) == gpu(0)
+
+
+def test_there_is_a_bound_on_tiers_and_groups(apply):
+    for number in range(100):
+        apply(stored(0, 1, medium=f"m{number}"))
+    assert len(apply.table.blocks_by_tier()) == 64
+    assert apply.table.counts.refused == 2 * 36
+    apply(*(removed(0, 1, medium=f"m{number}") for number in range(10)))
+    apply(stored(0, 1, medium="new"))
+    assert apply.table.blocks_by_tier()["new"] == 2
+
+
+def test_tiers_of_unknown_blocks_have_a_bound_and_count_as_memory(apply):
+    apply(*(gained(0, 4, group=group) for group in range(100)))
+    assert apply.table.counts.unresolved_tier == 5 * 64
+    assert apply.table.estimated_bytes > 5 * 300
+    assert apply.table.evict(1, BlockChanges()) == apply.table.evict(1, BlockChanges()) + 5 * 400
+    assert apply(stored(0, 4)) == gpu(*range(5))

@@ -104,6 +104,11 @@ def test_dead_and_foreign_names_are_never_read(line):
         'vllm:num_requests_running{engine="0"} NaN',
         'vllm:num_requests_running{engine="0"} +Inf',
         'vllm:num_requests_running{engine="0" 7',
+        'vllm:num_requests_running{engine="0"} -7',
+        'vllm:num_requests_running{engine="0"} 1e15',
+        'vllm:num_requests_running{engine="0"} 0.' + "0" * 100,
+        "vllm:num_requests_running{" + "a" * 1_000_000 + "} 7",
+        "process_start_time_seconds 1e306",
         "vllm:num_requests_running",
         "vllm:",
         "process_start_time_seconds NaN",
@@ -149,6 +154,25 @@ def test_the_size_of_the_cache(more, tokens, total_bytes):
 def test_a_cache_of_unknown_size_is_unknown():
     reading = rank('vllm:cache_config_info{engine="0",num_gpu_blocks="None",block_size="16"} 1')
     assert (reading.kv_total_tokens, reading.kv_total_bytes) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["block_size", "num_gpu_blocks", "kv_cache_memory_bytes"])
+def test_a_size_of_zero_is_unknown(name):
+    reading = rank(f'vllm:cache_config_info{{engine="0",{name}="0"}} 1')
+    assert reading == RankReading()
+
+
+@pytest.mark.parametrize(
+    ("said", "read"), [("0.5", 0.5), ("1.02", 1.0), ("37", None), ("1e14", None), ("-1", None)]
+)
+def test_a_share_is_between_nothing_and_all(said, read):
+    lines = (f"vllm:kv_cache_usage_perc {said}", "vllm:num_requests_running 1")
+    assert rank(*lines).kv_used_ratio == read
+
+
+def test_there_is_a_bound_on_series():
+    lines = "\n".join(f'vllm:num_requests_running{{engine="{n}"}} 1' for n in range(30_000))
+    assert len(parse_metrics(lines).ranks) == 20_000
 
 
 @pytest.mark.parametrize(("value", "awake"), [("1.0", True), ("0.0", False)])

@@ -245,3 +245,13 @@ def test_plausible_nonsense_harms_neither_decoder_nor_table(raw_events):
     table = BlockTable(key_model="m")
     table.apply(batch.events, BlockChanges())
     assert all(isinstance(tier, str) for tier in table.keys_by_tier())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"block_size": True, "token_ids": [1, 2]}, {"medium": "m" * 65}, {"block_size": 2.0}],
+    ids=["true-is-no-size", "endless-tier", "fraction"],
+)
+def test_what_consumers_of_the_state_could_not_read_is_passed_over(fields):
+    batch = decode_batch(pack(stored(**fields), stored()))
+    assert (batch.events, batch.skipped) == ([STORED], {"malformed": 1})

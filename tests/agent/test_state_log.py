@@ -77,11 +77,12 @@ class Consumer:
     def catch_up(self, log, tables):
         deltas = log.after(self.cursor)
         if deltas is None:
-            deltas = log.snapshot(
+            held = (
                 (engine, tier, keys)
                 for engine, table in tables.items()
                 for tier, keys in table.keys_by_tier().items()
             )
+            deltas = log.snapshot(held, now=0.0)
         for frame in deltas:
             self.apply(frame)
 
@@ -248,7 +249,7 @@ def test_a_delta_that_no_reader_accepts_is_never_handed_out(log, monkeypatch):
 def test_a_snapshot_is_cut_into_parts(log):
     log.put_info(info())
     log.seal()
-    frames = [read(f) for f in log.snapshot(iter([("e", "GPU", list(range(10_000)))]))]
+    frames = [read(f) for f in log.snapshot(iter([("e", "GPU", list(range(10_000)))]), now=0.0)]
     begin, *parts, end = frames
     assert (begin.cursor, begin.engines, begin.node) == (log.cursor, (info(),), "n")
     assert [len(unpack_keys(part.keys)) for part in parts] == [4096, 4096, 1808]

@@ -29,7 +29,7 @@ def read(frame):
 
 
 def begin(log):
-    return read(next(log.snapshot(iter(()))))
+    return read(next(log.snapshot(iter(()), now=0.0)))
 
 
 def test_whoever_publishes_an_engine_says_how_its_kv_moves():
@@ -59,21 +59,21 @@ def test_an_engine_is_published_anew_when_its_transfer_changes_and_not_otherwise
 
 def test_a_paths_cost_goes_out_once_with_a_delta_and_with_every_snapshot():
     log = log_of({})
-    log.put_path(path())
+    log.put_path(path(), now=0.0)
     assert log.has_pending
     assert read(log.seal()).paths == (path(),)
-    log.put_path(path())
+    log.put_path(path(), now=0.0)
     assert not log.has_pending
-    log.put_path(path(seconds=2.0))
-    log.put_path(path(seconds=3.0))
-    log.put_path(path("t"))
+    log.put_path(path(seconds=2.0), now=0.0)
+    log.put_path(path(seconds=3.0), now=0.0)
+    log.put_path(path("t"), now=0.0)
     assert set(read(log.seal()).paths) == {path(seconds=3.0), path("t")}
     assert set(begin(log).paths) == {path(seconds=3.0), path("t")}
 
 
 def test_a_forgotten_pair_is_in_no_snapshot():
     log = log_of({})
-    log.put_path(path())
+    log.put_path(path(), now=0.0)
     log.drop_path("s", "n")
     log.drop_path("nobody", "n")
     assert log.seal() is None

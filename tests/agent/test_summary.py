@@ -125,17 +125,17 @@ async def test_bytes_per_token_come_from_the_configuration_first(node):
 
 
 async def test_measured_paths_to_this_node_are_told_with_their_age(node):
-    def measured(source, target="n", points=9, speed=1e9):
-        node.log.put_path(
-            PathReading(
-                source=source,
-                target=target,
-                path="tcp",
-                setup_seconds=0.01,
-                bytes_per_second=speed,
-                points=points,
-            )
+    def measured(source, target="n", points=9, age_seconds=0.0):
+        reading = PathReading(
+            source=source,
+            target=target,
+            path="tcp",
+            setup_seconds=0.01,
+            bytes_per_second=1e9,
+            points=points,
+            age_seconds=age_seconds,
         )
+        node.log.put_path(reading, node.seconds)
 
     measured("m1")
     measured("prior", points=0)
@@ -148,8 +148,13 @@ async def test_measured_paths_to_this_node_are_told_with_their_age(node):
         ("m3", 0.0),
         ("m1", 60.0),
     ]
-    measured("m1", points=10)
-    assert node.build().paths[0].source == "m1"
+    measured("m1", points=10, age_seconds=0.5)
+    measured("m4", age_seconds=90.0)
+    assert [(path.source, path.age_seconds) for path in node.build().paths] == [
+        ("m3", 0.0),
+        ("m1", 0.5),
+        ("m4", 90.0),
+    ]
 
 
 async def test_the_paths_measured_last_are_told_if_there_are_many(node):
@@ -162,7 +167,8 @@ async def test_the_paths_measured_last_are_told_if_there_are_many(node):
                 setup_seconds=0.0,
                 bytes_per_second=1e9,
                 points=5,
-            )
+            ),
+            node.seconds,
         )
         node.seconds += 1
         node.build()

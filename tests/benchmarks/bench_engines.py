@@ -1,4 +1,7 @@
-"""Four engine doubles in one process, for benchmarks; prints their URLs as a JSON line."""
+"""Engine doubles in one process, for benchmarks; prints their URLs as a JSON line.
+
+Given their number and, as a JSON object, the settings of smaller and slower ones.
+"""
 
 import asyncio
 import json
@@ -13,13 +16,15 @@ _CONFIG = EngineDoubleConfig(
 )
 
 
-async def _serve(count: int) -> None:
+async def _serve(count: int, config: EngineDoubleConfig) -> None:
     async with AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(EngineDouble(_CONFIG)) for _ in range(count)]
+        engines = [await stack.enter_async_context(EngineDouble(config)) for _ in range(count)]
         sys.stdout.write(json.dumps([engine.url for engine in engines]) + "\n")
         sys.stdout.flush()
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    run(_serve(int(sys.argv[1])))
+    given = len(sys.argv) > 2
+    config = EngineDoubleConfig(**json.loads(sys.argv[2])) if given else _CONFIG
+    run(_serve(int(sys.argv[1]), config))

@@ -25,6 +25,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _COUNTS = (10, 100, 1000)
 _STEADY_SECONDS = 20.0
 _NEWS_SECONDS = 300.0
+_LARGE_CLUSTER = 5000
 
 
 def main() -> int:
@@ -37,6 +38,8 @@ def main() -> int:
     for part in ("ingress", "extender"):
         grown = figures[f"{part}_cores_{largest}"] / max(figures[f"{part}_cores_{smaller}"], 1e-3)
         figures[f"{part}_cores_growth_ratio"] = grown * smaller / largest
+    _, busiest = writes_per_second(_LARGE_CLUSTER, news_seconds=_NEWS_SECONDS)
+    figures[f"api_server_writes_in_busiest_second_{_LARGE_CLUSTER}"] = busiest
     return report("fleet", figures, {})
 
 
@@ -57,7 +60,9 @@ def _measure(count: int) -> dict[str, float]:
         with _view(url, count) as (view, seconds):
             figures["extender_sync_seconds"] = seconds
             figures |= {f"extender_{k}": v for k, v in _steady(view, url, "summary").items()}
-    figures["api_server_writes_per_second"] = writes_per_second(count, news_seconds=_NEWS_SECONDS)
+    figures["api_server_writes_per_second"], _ = writes_per_second(
+        count, news_seconds=_NEWS_SECONDS
+    )
     return figures
 
 

@@ -51,9 +51,9 @@ def agent_config(urls: Sequence[str]) -> dict[str, Any]:
     return {"engines": [{"id": f"e{i}", "url": url} for i, url in enumerate(urls)]}
 
 
-def pin(core: int) -> None:
-    """Keep this process on one core, where there is more than one."""
-    if (os.cpu_count() or 1) > 1:
+def pin(core: int | None) -> None:
+    """Keep this process on one core, where one is named and there is more than one."""
+    if core is not None and (os.cpu_count() or 1) > 1:
         os.sched_setaffinity(0, {core})
 
 
@@ -87,7 +87,7 @@ class Service:
 
 @contextmanager
 def started_service(
-    name: str, folder: Path, config: dict[str, Any], *, core: int
+    name: str, folder: Path, config: dict[str, Any], *, core: int | None
 ) -> Iterator[Service]:
     """Run a component on an ephemeral port; its log says which one."""
     file = folder / f"{name}.yaml"

@@ -99,7 +99,7 @@ class SimulatedAgent:
         await response.prepare(request)
         cursor = self._log.cursor
         blocks: Iterator[tuple[str, str, list[int]]] = iter([(self._engine, "GPU", self._keys)])
-        await self._write(response, list(self._log.snapshot(blocks)))
+        await self._write(response, list(self._log.snapshot(blocks, now=0.0)))
         while True:
             frames = self._log.after(cursor)
             assert frames is not None

@@ -23,7 +23,9 @@ def main() -> int:
         missing = ", ".join(binaries.missing)
         sys.stderr.write(f"{VARIABLE}: {binaries.folder} has no {missing} that can be run\n")
         return _USAGE_STATUS
-    return int(pytest.main(["-q", "-p", "no:randomly", str(Path(__file__).parent)]))
+    tests = Path(__file__).parents[1]
+    folders = [tests / "cluster", tests / "agent" / "worker_status"]
+    return int(pytest.main(["-q", "-p", "no:randomly", *map(str, folders)]))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from tests.cluster.binaries import Binaries
 from tests.doubles.scheduler import ExtenderConfig, SchedulerConfig
 from tests.integration.scheduling_site import ControlPlane
 
-_TOKEN = "test-token"  # noqa: S105 (of a server on loopback that lives for one test)
+ADMIN_TOKEN = "test-token"  # noqa: S105 (of a server on loopback that lives for one test)
+ISSUER = "https://kubernetes.default.svc"
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _PAUSE_SECONDS = 0.05
@@ -90,10 +91,9 @@ async def real_plane(binaries: Binaries) -> AsyncIterator[ControlPlane]:
     """Run etcd and kube-apiserver inside the block, and kube-schedulers as they are asked for."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nearkv-cluster-")))
-        etcd_url = await _start_etcd(stack, folder, binaries)
-        url = await _start_api_server(stack, folder, binaries, etcd_url)
-        headers = {"Authorization": f"Bearer {_TOKEN}"}
-        kubeconfig = _write_kubeconfig(folder, url)
+        url = await start_servers(stack, folder, binaries)
+        headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+        kubeconfig = write_kubeconfig(folder, url)
 
         @asynccontextmanager
         async def scheduling(config: SchedulerConfig) -> AsyncIterator[None]:
@@ -101,6 +101,21 @@ async def real_plane(binaries: Binaries) -> AsyncIterator[ControlPlane]:
                 yield
 
         yield ControlPlane(url, kubeconfig, headers, scheduling)
+
+
+async def start_servers(
+    stack: AsyncExitStack,
+    folder: Path,
+    binaries: Binaries,
+    *,
+    authorization: str = "AlwaysAllow",
+) -> str:
+    """Start etcd and kube-apiserver for as long as the stack; return the latter's URL.
+
+    It takes one token, of an administrator, and those of service accounts.
+    """
+    etcd_url = await _start_etcd(stack, folder, binaries)
+    return await _start_api_server(stack, folder, binaries, etcd_url, authorization)
 
 
 async def _start_etcd(stack: AsyncExitStack, folder: Path, binaries: Binaries) -> str:
@@ -119,11 +134,11 @@ async def _start_etcd(stack: AsyncExitStack, folder: Path, binaries: Binaries) -
 
 
 async def _start_api_server(
-    stack: AsyncExitStack, folder: Path, binaries: Binaries, etcd_url: str
+    stack: AsyncExitStack, folder: Path, binaries: Binaries, etcd_url: str, authorization: str
 ) -> str:
     (port,) = _free_ports(1)
     tokens = folder / "tokens.csv"
-    tokens.write_text(f'{_TOKEN},admin,admin,"system:masters"\n')
+    tokens.write_text(f'{ADMIN_TOKEN},admin,admin,"system:masters"\n')
     key = folder / "service-accounts.key"
     await _make_key(key)
     program = await _start(
@@ -132,14 +147,14 @@ async def _start_api_server(
         binaries.path("kube-apiserver"),
         *("--etcd-servers", etcd_url, "--bind-address", "127.0.0.1"),
         *("--secure-port", str(port), "--cert-dir", str(folder / "certificates")),
-        *("--token-auth-file", str(tokens), "--authorization-mode", "AlwaysAllow"),
-        *("--service-account-issuer", "https://kubernetes.default.svc"),
+        *("--token-auth-file", str(tokens), "--authorization-mode", authorization),
+        *("--service-account-issuer", ISSUER),
         *("--service-account-signing-key-file", str(key), "--service-account-key-file", str(key)),
         *("--service-cluster-ip-range", "10.0.0.0/24"),
         *("--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition"),
     )
     url = f"https://127.0.0.1:{port}"
-    headers = {"Authorization": f"Bearer {_TOKEN}"}
+    headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
     # Pods can be made once their namespace is there, a moment after all else.
     await _ready(program, f"{url}/api/v1/namespaces/default", headers)
     return url
@@ -158,10 +173,19 @@ async def _make_key(path: Path) -> None:
 async def _scheduling(
     folder: Path, binaries: Binaries, kubeconfig: Path, config: SchedulerConfig
 ) -> AsyncIterator[None]:
+    async with running_scheduler(folder, binaries, scheduler_document(config, kubeconfig)):
+        yield
+
+
+@asynccontextmanager
+async def running_scheduler(
+    folder: Path, binaries: Binaries, document: dict[str, Any]
+) -> AsyncIterator[None]:
+    """Run a kube-scheduler with a configuration inside the block."""
     async with AsyncExitStack() as stack:
         (port,) = _free_ports(1)
         file = folder / f"scheduler-{port}.json"
-        file.write_text(json.dumps(scheduler_document(config, kubeconfig), indent=1))
+        file.write_text(json.dumps(document, indent=1))
         program = await _start(
             stack,
             folder,
@@ -209,15 +233,18 @@ def _entry(extender: ExtenderConfig) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if value not in ("", [])}
 
 
-def _write_kubeconfig(folder: Path, url: str) -> Path:
-    path = folder / "kubeconfig"
+def write_kubeconfig(
+    folder: Path, url: str, *, name: str = "kubeconfig", token: str = ADMIN_TOKEN
+) -> Path:
+    """Write a kubeconfig that shows a token."""
+    path = folder / name
     cluster = {"server": url, "insecure-skip-tls-verify": True}
     document = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "test",
         "clusters": [{"name": "test", "cluster": cluster}],
-        "users": [{"name": "test", "user": {"token": _TOKEN}}],
+        "users": [{"name": "test", "user": {"token": token}}],
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
     }
     path.write_text(json.dumps(document))

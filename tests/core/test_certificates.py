@@ -17,8 +17,8 @@ from nearkv.certificates import (
 from nearkv.errors import CertificateError
 from nearkv.serving import Transport, running
 from nearkv.settings import Address
+from tests.core.waiting import eventually
 from tests.extender.tls_files import HAS_OPENSSL, make_pair, trusting
-from tests.integration.stack import eventually
 
 pytestmark = pytest.mark.skipif(not HAS_OPENSSL, reason="the openssl program is not installed")
 ANY_PORT = Address("127.0.0.1", 0)

@@ -84,7 +84,7 @@ async def test_a_private_ca(tmp_path):
         pytest.param(
             ("a/b", "--extender", "https://a:1", "--ca", "/nowhere"),
             2,
-            "--ca: /nowhere",
+            "--ca, --cert, --key: tls: /nowhere: No such file",
             id="no-ca",
         ),
     ],

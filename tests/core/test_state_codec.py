@@ -19,6 +19,9 @@ from nearkv.state.model import (
     EngineState,
     EventsState,
     Heartbeat,
+    PathClass,
+    PathClasses,
+    PathReading,
     SnapshotBegin,
     SnapshotEnd,
 )
@@ -53,6 +56,20 @@ changes = st.builds(
     removed=st.binary(max_size=16),
     added=st.binary(max_size=16),
 )
+amounts = st.floats(0, 1e12)
+path_fields = {
+    "path": text,
+    "setup_seconds": amounts,
+    "bytes_per_second": amounts,
+    "age_seconds": amounts,
+}
+paths = st.builds(PathReading, source=text, target=text, points=st.integers(0, 9), **path_fields)
+path_classes = st.builds(
+    PathClasses,
+    levels=texts,
+    labels=st.dictionaries(text, text, max_size=2),
+    costs=st.lists(st.builds(PathClass, name=text, **path_fields), max_size=2).map(tuple),
+)
 frames = st.one_of(
     st.builds(
         SnapshotBegin,
@@ -61,6 +78,8 @@ frames = st.one_of(
         version=text,
         engines=st.lists(infos, max_size=2).map(tuple),
         gauges=st.lists(gauges, max_size=2).map(tuple),
+        paths=st.lists(paths, max_size=2).map(tuple),
+        path_classes=st.none() | path_classes,
     ),
     st.builds(Blocks, engine=text, tier=text, keys=st.binary(max_size=64)),
     st.builds(SnapshotEnd, cursor=cursors),
@@ -71,6 +90,8 @@ frames = st.one_of(
         engines=st.lists(infos, max_size=2).map(tuple),
         blocks=st.lists(changes, max_size=2).map(tuple),
         gauges=st.lists(gauges, max_size=2).map(tuple),
+        paths=st.lists(paths, max_size=2).map(tuple),
+        path_classes=st.none() | path_classes,
     ),
     st.builds(Heartbeat, cursor=cursors, ages_seconds=st.dictionaries(text, st.floats(0, 1e9))),
 )
@@ -184,3 +205,53 @@ def test_a_bad_cursor_is_refused_with_a_short_reason(wrong):
 def test_used_and_free_bytes_are_unknown_where_a_part_is(ratio, total, used, free):
     reading = EngineGauges(id="e", kv_used_ratio=ratio, kv_total_bytes=total)
     assert (reading.kv_used_bytes, reading.kv_free_bytes) == (used, free)
+
+
+# -- Versions beside each other ------------------------------------------------------------------
+
+
+class PathReadingBefore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A path's cost as the first versions knew it: without its age."""
+
+    source: str
+    target: str
+    path: str
+    setup_seconds: float
+    bytes_per_second: float
+    points: int = 0
+
+
+class DeltaBefore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):
+    """A delta as the first versions knew it: without costs by class."""
+
+    cursor: Cursor
+    paths: tuple[PathReadingBefore, ...] = ()
+
+
+COST = {"path": "tcp", "setup_seconds": 0.5, "bytes_per_second": 1e9}
+
+
+def test_an_older_consumer_reads_what_it_knows_of_paths():
+    newer = Delta(
+        cursor=CURSOR,
+        paths=(PathReading(source="s", target="t", points=3, age_seconds=9.0, **COST),),
+        path_classes=PathClasses(levels=("zone",), labels={"zone": "a"}),
+    )
+    body = encode_frame(newer)[4:]
+    older = msgspec.msgpack.decode(body, type=DeltaBefore)
+    assert older.paths == (PathReadingBefore(source="s", target="t", points=3, **COST),)
+
+
+def test_an_older_agent_says_nothing_of_ages_and_classes():
+    older = DeltaBefore(cursor=CURSOR, paths=(PathReadingBefore(source="s", target="t", **COST),))
+    body = msgspec.msgpack.encode(older)
+    (newer,) = FrameReader().feed(struct.pack(">I", len(body)) + body)
+    assert newer.paths == (PathReading(source="s", target="t", age_seconds=0.0, **COST),)
+    assert newer.path_classes is None
+
+
+def test_what_is_not_known_takes_no_bytes():
+    bare = encode_frame(Delta(cursor=CURSOR, paths=(PathReading(source="s", target="t", **COST),)))
+    body = msgspec.msgpack.decode(bare[4:])
+    assert "path_classes" not in body
+    assert "age_seconds" not in body["paths"][0]

@@ -9,16 +9,22 @@ from tests.deploy.chart import DEPLOY, profile, render
 from tests.deploy.kustomize import kustomize_files
 from tests.deploy.schema import write_schema
 
-GOLDEN = DEPLOY / "golden" / "default.yaml"
-_HEAD = (
-    "# What `helm install nearkv deploy/helm/nearkv` makes with nothing but image.registry set.\n"
-    "# Written by `make render`; tests/deploy compares.\n"
-)
+_MADE = "# Written by `make render`; tests/deploy compares.\n"
+GOLDEN = {
+    "default": "# What the chart makes with nothing but image.registry set.\n",
+    "tls": "# What it makes with tls.enabled, and ServiceMonitors: ci/tls-values.yaml.\n",
+}
+"""The profiles that are kept as rendered, by what they begin with."""
 
 
-def golden_text() -> str:
-    """Return the chart as rendered with its defaults, for people to read."""
-    return _HEAD + render(profile("default")).as_text()
+def golden_path(name: str) -> Path:
+    """Return where a profile's rendering is kept."""
+    return DEPLOY / "golden" / f"{name}.yaml"
+
+
+def golden_text(name: str) -> str:
+    """Return a profile as rendered, for people to read."""
+    return GOLDEN[name] + _MADE + render(profile(name)).as_text()
 
 
 def write(path: Path, text: str) -> None:
@@ -31,7 +37,8 @@ def write(path: Path, text: str) -> None:
 def main() -> None:
     """Write everything; files that are made no more are removed."""
     write_schema()
-    write(GOLDEN, golden_text())
+    for name in GOLDEN:
+        write(golden_path(name), golden_text(name))
     files = kustomize_files()
     for path in (DEPLOY / "kustomize").rglob("*.yaml"):
         if path not in files:

@@ -23,8 +23,11 @@ def decide(rendered, name, *, before, after, node="n1", user=AGENT, subresource=
     """Return the first message of a policy, empty where it lets the request through."""
     spec = rendered("default").one("ValidatingAdmissionPolicy", f"nearkv-{name}")["spec"]
     extra = {CLAIM: [node]} if node else {}
+    request = {"userInfo": {"username": user, "extra": extra}}
+    if subresource:  # an API server leaves it out otherwise
+        request["subResource"] = subresource
     context = {
-        "request": {"userInfo": {"username": user, "extra": extra}, "subResource": subresource},
+        "request": request,
         "object": after,
         "oldObject": before,
         "variables": {},

@@ -4,7 +4,7 @@ import kubernetes_validate
 import pytest
 
 from tests.deploy.chart import NAMESPACE, ChartError, lint, pods_of, profile, profile_names, render
-from tests.deploy.render import GOLDEN, golden_text
+from tests.deploy.render import GOLDEN, golden_path, golden_text
 
 PROFILES = profile_names()
 NEWEST = kubernetes_validate.latest_version()
@@ -70,8 +70,9 @@ def test_names_are_unique_and_namespaced_ones_say_where(rendered, name):
             assert metadata["namespace"] in {NAMESPACE, "kube-system"}, key
 
 
-def test_the_golden_rendering_is_what_the_chart_makes():
-    assert GOLDEN.read_text(encoding="utf-8") == golden_text(), "run `make render`"
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_golden_rendering_is_what_the_chart_makes(name):
+    assert golden_path(name).read_text(encoding="utf-8") == golden_text(name), "run `make render`"
 
 
 def test_two_renderings_differ_in_secrets_only():
@@ -84,7 +85,7 @@ def test_two_renderings_differ_in_secrets_only():
     assert random == ["nearkv-auth", "nearkv-extender-tls"]
 
 
-@pytest.mark.parametrize("name", ["base", "kind"])
+@pytest.mark.parametrize("name", ["base", "kind", "tls"])
 def test_with_secrets_made_beforehand_renderings_are_equal(name):
     assert render(profile(name)).objects == render(profile(name)).objects
 

@@ -1,18 +1,17 @@
 """YAML and scripts that people wrote, through their linters; small programs of the chart."""
 
 import http.server
-import socket
 import subprocess
 import sys
 import threading
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
-import yaml
 
+from nearkv.certificates import CertificateFiles, load_context
 from tests.deploy.chart import CHART, DEPLOY
 from tests.deploy.tools import beside_python, run
+from tests.doubles.authority import MISSING, Authority
 
 FOLDERS = ("examples", "kind", "crds", "helm/nearkv/ci", "helm/nearkv/files")
 YAML = [
@@ -33,39 +32,6 @@ def test_shellcheck_has_nothing_to_say(path):
     done = run(beside_python("shellcheck"), str(path))
     assert (done.returncode, done.stdout) == (0, "")
     assert path.stat().st_mode & 0o111
-
-
-def load(name):
-    """Import a file of the chart."""
-    spec = spec_from_file_location(name, CHART / "files" / f"{name}.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_agents_are_found_by_name_and_written_below_the_settings(tmp_path):
-    source, target = tmp_path / "source.yaml", tmp_path / "target.yaml"
-    source.write_text("listen: 0.0.0.0:8080\n")
-    load("find_agents").main("localhost", 9470, source, target)
-    settings = yaml.safe_load(target.read_text())
-    assert settings["listen"] == "0.0.0.0:8080"
-    assert "http://127.0.0.1:9470" in settings["agents"]
-    assert len(set(settings["agents"])) == len(settings["agents"])
-
-
-def test_addresses_of_version_6_are_put_in_brackets(monkeypatch):
-    found = [(socket.AF_INET6, 0, 0, "", ("fd00::7", 9470, 0, 0))] * 2
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    assert load("find_agents").agent_urls("agents", 9470) == ["http://[fd00::7]:9470"]
-
-
-def test_looking_for_agents_ends_without_any():
-    looks = []
-    find = load("find_agents").wait_for_agents
-    assert find(lambda: looks.append(1) or [], wait_seconds=0.02, pause_seconds=0.005) == []
-    assert len(looks) > 1
-    answers = iter([[], ["http://a"]])
-    assert find(lambda: next(answers), wait_seconds=60, pause_seconds=0) == ["http://a"]
 
 
 class Component(http.server.BaseHTTPRequestHandler):
@@ -91,12 +57,12 @@ def component():
         server.shutdown()
 
 
-def ask(url, series, token=""):
+def ask(url, series, token="", **environment):
     """Run what `helm test` runs."""
     file = str(Path(CHART / "files" / "ask.py"))
     return subprocess.run(
         [sys.executable, file, url, series],
-        env={"TOKEN": token},
+        env={"TOKEN": token, **environment},
         capture_output=True,
         text=True,
         timeout=50,
@@ -106,6 +72,25 @@ def ask(url, series, token=""):
 
 def test_helm_test_passes_where_health_and_series_are_there(component):
     assert ask(component, "nearkv_build_info", "right").returncode == 0
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+def test_helm_test_shows_a_certificate_to_agents_over_tls(tmp_path):
+    ours = Authority(tmp_path, "ours")
+    agent, reader = ours.issue("agent"), ours.issue("reader")
+    tls = load_context(CertificateFiles(agent.cert, agent.key, ours.cert))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Component) as server:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        files = {
+            "CA_FILE": str(ours.cert),
+            "CERT_FILE": str(reader.cert),
+            "KEY_FILE": str(reader.key),
+        }
+        url = f"https://127.0.0.1:{server.server_port}"
+        done = ask(url, "nearkv_build_info", "right", **files)
+        server.shutdown()
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_helm_test_says_which_series_is_missing(component):

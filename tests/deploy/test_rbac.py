@@ -4,8 +4,8 @@ The programs run against the double of the API server, which allows what the cha
 nothing else.
 """
 
-import asyncio
 from contextlib import asynccontextmanager
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -14,11 +14,12 @@ from nearkv.agent.gpu.driver_upgrade import UPGRADE_LABEL
 from nearkv.agent.settings import AgentSettings
 from nearkv.extender.app import build_app as build_extender
 from nearkv.extender.settings import ExtenderSettings
-from nearkv.ingress.extproc.pool_watching import PoolWatch
-from nearkv.kube.access import ApiAccess
+from nearkv.ingress.app import build_app as build_ingress
+from nearkv.ingress.settings import IngressSettings
 from nearkv.node_summary import DeviceSummary
 from nearkv.serving import running
-from tests.deploy.chart import profile, render, settings_of
+from tests.agent.kubernetes.things import SLICES, slice_of
+from tests.deploy.chart import NAMESPACE, profile, render, settings_of
 from tests.doubles.api_server import (
     ApiServerConfig,
     ApiServerDouble,
@@ -35,21 +36,33 @@ NOT_RECORDED = {("create", "workerstatuses")}
 """An API server wants this right, too, of whoever applies an object that is not there yet."""
 
 
-def granted(rendered, component, kind="ClusterRole"):
-    """Return the rights of a component's ServiceAccount, as (verb, resource)."""
-    name = f"nearkv-{component}"
-    bound = [
-        each["roleRef"]["name"]
-        for each in rendered.kinds("ClusterRoleBinding", "RoleBinding")
-        if any(subject["name"] == name for subject in each["subjects"])
-    ]
-    assert bound == [name], "one role, and nothing of Kubernetes' own"
+def roles_of(rendered, component):
+    """Return the roles that are bound to a component's ServiceAccount, by namespace."""
+    subject = {"kind": "ServiceAccount", "name": f"nearkv-{component}", "namespace": NAMESPACE}
+    roles = {}
+    for each in rendered.kinds("ClusterRoleBinding", "RoleBinding"):
+        if subject in each["subjects"]:
+            role = rendered.one(each["roleRef"]["kind"], each["roleRef"]["name"])
+            namespace = each["metadata"].get("namespace", "")
+            assert role["metadata"].get("namespace", "") == namespace
+            assert namespace not in roles, "one role in each place, and none of Kubernetes' own"
+            roles[namespace] = role
+    return roles
+
+
+def rights_of(role):
+    """Return the rights of a role, as (verb, resource)."""
     return {
         (verb, resource)
-        for rule in rendered.one(kind, name)["rules"]
+        for rule in role["rules"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
+
+
+def granted(rendered, component):
+    """Return all rights of a component's ServiceAccount."""
+    return {right for role in roles_of(rendered, component).values() for right in rights_of(role)}
 
 
 def by_resource(rights):
@@ -61,8 +74,10 @@ def by_resource(rights):
 @asynccontextmanager
 async def api_server(rights):
     """Run the double with a node and an engine, allowing these rights."""
-    async with ApiServerDouble() as api:
+    kinds = (*ApiServerConfig().resources, SLICES)
+    async with ApiServerDouble(ApiServerConfig(resources=kinds)) as api:
         api.put(node_object(NODE, labels={UPGRADE_LABEL: "upgrade-done"}))
+        api.put(slice_of(NODE, 9471, namespace=NAMESPACE))
         pod = pod_object(
             "engine",
             node=NODE,
@@ -76,11 +91,17 @@ async def api_server(rights):
         yield api
 
 
-def agent_settings(rendered, kubeconfig):
+def agent_settings(rendered, kubeconfig, folder):
     """Return the chart's settings of an agent, with what a test needs to run it here, and fast."""
     given = settings_of(rendered, "agent")
     given |= {"node": NODE, "listen": ANY_PORT}
-    given["transfer"] = {}
+    given["transfer"] = {
+        "socket_dir": folder,
+        "peer_listen": "127.0.0.1:0",
+        "peer_token": "shown",
+        "paths": ["tcp"],
+        "probes": {**given["transfer"]["probes"], "refresh_seconds": 0.2},
+    }
     given["links"] = {"enabled": False}
     given["kubernetes"] = {"kubeconfig": str(kubeconfig)}
     given["worker_status"] = {"spread_seconds": 0}
@@ -89,7 +110,14 @@ def agent_settings(rendered, kubeconfig):
     return AgentSettings.model_validate(given)
 
 
-async def test_the_agents_rights_are_those_that_it_uses(rendered, tmp_path):
+@pytest.fixture
+def short_folder():
+    """A folder for a Unix socket, whose path may not be long."""
+    with TemporaryDirectory(prefix="nkv-", dir="/tmp") as folder:
+        yield folder
+
+
+async def test_the_agents_rights_are_those_that_it_uses(rendered, tmp_path, short_folder):
     made = rendered("default")
     rights = granted(made, "agent")
     broken = [DeviceSummary(id="0", health="failed")]
@@ -98,7 +126,7 @@ async def test_the_agents_rights_are_those_that_it_uses(rendered, tmp_path):
     readings = iter([broken] * 12)
     async with api_server(rights) as api:
         kubeconfig = api.write_kubeconfig(tmp_path / "kubeconfig")
-        settings = agent_settings(made, kubeconfig)
+        settings = agent_settings(made, kubeconfig, short_folder)
         app = build_agent(settings, devices=lambda: next(readings, healed))
         async with running(app, settings.listen):
             used = rights - NOT_RECORDED
@@ -118,22 +146,37 @@ async def test_the_extenders_rights_are_those_that_it_uses(rendered, tmp_path):
             assert {seen.status for seen in api.record} == {200}
 
 
-async def test_the_pickers_rights_are_those_that_it_uses(rendered):
-    rights = granted(rendered("picker"), "ingress", "Role")
-    where = settings_of(rendered("picker"), "ingress")["ext_proc"]["pool"]
-    role = rendered("picker").one("Role", "nearkv-ingress")
-    assert role["metadata"]["namespace"] == where["namespace"]
-    kinds = (*ApiServerConfig().resources, POOLS)
+@pytest.mark.parametrize("name", ["default", "picker", "tls"])
+async def test_the_ingresses_rights_are_those_that_it_uses(rendered, name):
+    made = rendered(name)
+    rights = granted(made, "ingress")
+    given = settings_of(made, "ingress")
+    kinds = (*ApiServerConfig().resources, POOLS, SLICES)
     async with ApiServerDouble(ApiServerConfig(resources=kinds)) as api:
-        api.put(pool_object(where))
+        if "ext_proc" in given:
+            where = given["ext_proc"]["pool"]
+            api.put(pool_object(where))
+            where["api_server"] = api.url
+            given["ext_proc"] = {"listen": ANY_PORT, "pool": where}
+        given["agent_service"]["api_server"] = api.url
+        given |= {"listen": ANY_PORT, "agent_tls": {}}
         api.allow(by_resource(rights))
-        async with ApiAccess.plain(api.url) as access:
-            watch = PoolWatch(access, **where, count_failure=lambda _: None)
-            following = asyncio.create_task(watch.run())
+        app = await build_ingress(IngressSettings.model_validate(given))
+        async with running(app, ANY_PORT):
             await eventually(lambda: api.record.rules == rights, what="every right is used")
             assert {seen.status for seen in api.record} == {200}
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+
+
+def test_the_ingress_may_look_for_agents_where_they_are_and_for_its_pool_at_home(rendered):
+    slices = {("list", "endpointslices"), ("watch", "endpointslices")}
+    assert rights_of(roles_of(rendered("default"), "ingress")[NAMESPACE]) == slices
+    elsewhere = render(
+        profile("picker") | {"ingress": profile("picker")["ingress"] | {"agentService": "a.others"}}
+    )
+    roles = roles_of(elsewhere, "ingress")
+    assert rights_of(roles["others"]) == slices
+    assert roles["others"]["metadata"]["name"] == "nearkv-ingress-of-nearkv"
+    assert {resource for _, resource in rights_of(roles[NAMESPACE])} == {"inferencepools", "pods"}
 
 
 def pool_object(where):
@@ -147,7 +190,14 @@ def pool_object(where):
     ("values", "component", "gone"),
     [
         ({"waking": {"enabled": False}}, "agent", {("patch", "nodes")}),
-        ({"followDriverUpgrades": False}, "agent", {("list", "nodes"), ("watch", "nodes")}),
+        # The own Node is watched for its labels, too.
+        ({"followDriverUpgrades": False}, "agent", set()),
+        ({"transfer": {"enabled": False}}, "agent", {("list", "endpointslices")}),
+        (
+            {"followDriverUpgrades": False, "transfer": {"enabled": False}},
+            "agent",
+            {("list", "endpointslices"), ("list", "nodes"), ("watch", "nodes")},
+        ),
         (
             {"workerStatus": {"enabled": False}},
             "agent",
@@ -168,13 +218,8 @@ def test_what_is_switched_off_needs_no_right(rendered, values, component, gone):
     assert granted(rendered("base"), component) - fewer == gone
 
 
-def test_the_ingress_has_no_rights(rendered):
-    subjects = {
-        subject["name"]
-        for each in rendered("default").kinds("ClusterRoleBinding", "RoleBinding")
-        for subject in each["subjects"]
-    }
-    assert subjects == {"nearkv-agent", "nearkv-extender", "nearkv-scheduler"}
+def test_with_agents_configured_the_ingress_has_no_rights(rendered):
+    assert roles_of(rendered("minimal"), "ingress") == {}
 
 
 def test_nothing_is_granted_by_wildcard_and_no_secret_may_be_read(rendered):

@@ -60,6 +60,7 @@ GPU_LESS = {"root", "mount /run/nearkv", "mount /sys"}
     [
         ("default", USUAL),
         ("base", USUAL),
+        ("tls", USUAL),
         ("large", USUAL),
         ("kind", GPU_LESS),
         ("rdma", USUAL | {"IPC_LOCK", "host network"}),
@@ -105,7 +106,8 @@ def test_a_comment_before_each_right_says_why(right):
 @EVERY
 def test_tokens_are_mounted_where_the_api_server_is_asked_only(rendered, name):
     asking = {AGENT, "Deployment/nearkv-extender", "Deployment/nearkv-scheduler"}
-    if profile(name).get("ingress", {}).get("extProc", {}).get("enabled"):
+    ingress = profile(name).get("ingress", {})
+    if ingress.get("extProc", {}).get("enabled") or not ingress.get("agents"):
         asking.add("Deployment/nearkv-ingress")
     for owner, pod in pods_of(rendered(name)).items():
         assert pod["automountServiceAccountToken"] is (owner in asking), owner
@@ -241,12 +243,15 @@ def test_who_talks_to_whom(rendered):
     came, goes = policy(made, "agent")
     assert came == {
         *(("ingress", "state"), ("extender", "state"), ("test", "state"), ("monitoring", "state")),
-        *(("ingress", "peers"), ("agent", None)),
+        ("agent", None),
     }
     assert goes == outside | {("engines", None), ("agent", None)}
     came, goes = policy(made, "ingress")
     assert came == {("any", "http")}
-    assert goes == {("any", 53), ("agent", 9470), ("agent", 9471), ("engines", None)}
+    assert goes == outside | {("agent", 9470), ("engines", None)}
+    # One that has its agents by settings asks the API server nothing.
+    told = render(profile("base") | {"ingress": {"agents": ["http://10.0.0.7:9470"]}})
+    assert not {("any", 443), ("any", 6443)} & policy(told, "ingress")[1]
 
 
 def test_policies_can_be_narrowed(rendered):

@@ -5,10 +5,18 @@ import re
 import pytest
 
 from nearkv.agent.settings import AgentSettings
+from nearkv.extender.presets import PRESETS, Transform
 from nearkv.extender.settings import ExtenderSettings
 from nearkv.ingress.settings import IngressSettings
 from nearkv.settings import resolve_settings
-from tests.deploy.chart import containers_of, pods_of, profile_names, settings_of
+from tests.deploy.chart import (
+    containers_of,
+    pods_of,
+    profile,
+    profile_names,
+    render,
+    settings_of,
+)
 
 CLASSES = {"agent": AgentSettings, "extender": ExtenderSettings, "ingress": IngressSettings}
 GRACE_MARGIN_SECONDS = 5
@@ -129,3 +137,23 @@ def test_the_key_of_engines_is_shown_by_agents_and_ingress(rendered):
         }
         reference = variables[name]["valueFrom"]["secretKeyRef"]
         assert reference == {"name": "engine-key", "key": "api-key"}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_agents_tell_the_same_classes_of_distance_as_the_extender(preset):
+    """But for levels that are a part of a label."""
+    made = render(profile("base") | {"extender": {"distancePreset": preset}})
+    probes = settings_of(made, "agent")["transfer"]["probes"]
+    levels = [level for level in PRESETS[preset] if level.transform is Transform.WHOLE]
+    assert probes["levels"] == ["|".join(level.labels) for level in levels]
+
+
+def test_agents_find_each_other_by_their_service(rendered):
+    made = rendered("default")
+    probes = settings_of(made, "agent")["transfer"]["probes"]
+    service = made.one("Service", probes["service"])
+    assert service["metadata"]["namespace"] == probes["namespace"]
+    listen = settings_of(made, "agent")["transfer"]["peer_listen"]
+    peers = next(port for port in service["spec"]["ports"] if port["name"] == "peers")
+    assert listen.endswith(f":{peers['port']}")
+    assert AgentSettings().transfer.probes.port_name == "peers"

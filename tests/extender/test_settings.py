@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from nearkv.certificates import ClientCertificates
 from nearkv.extender.configuring import (
     distance_config,
     headroom_config,
@@ -98,16 +99,18 @@ def test_what_is_watched():
             "publish_seconds": 0.5,
         },
         agents={"selector": "app=agent", "port": 1234, "token": TOKEN, "wait_seconds": 9}
-        | {"tls_name": "agents"},
+        | {"tls": {"name": "agents"}},
     )
-    config = view_config(found, distance_config(found.distance))
+    certificates = ClientCertificates(found.agents.tls.files)
+    config = view_config(found, distance_config(found.distance), certificates)
     assert config.nodes.resources == config.pods.resources == ("amd.com/gpu",)
     assert config.node_selector == "pool=gpu"
     assert config.watch.listing.page_objects == 7
     assert config.publish_seconds == 0.5
     assert (config.agents.selector, config.agents.port) == ("app=agent", 1234)
     assert config.agents_trust.token == TOKEN
-    assert config.agents_trust.tls_name == "agents"
+    assert config.agents_trust.certificates is certificates
+    assert certificates.options["server_hostname"] == "agents"
     assert config.collect.wait_seconds == 9
     assert config.nodes.levels_of({"topology.kubernetes.io/zone": "z"})[1] == "z"
 

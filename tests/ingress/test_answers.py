@@ -71,3 +71,38 @@ def test_an_error_event_is_one_event_whatever_the_message(text):
 )
 def test_event_streams_are_known_by_their_type(content_type, expected):
     assert is_event_stream(content_type) is expected
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (errors.RequestError("m"), 400, "invalid_request_error"),
+        (errors.KeyRefusedError("m"), 401, "authentication_error"),
+        (errors.NotRoutedError("m"), 403, "permission_error"),
+        (errors.ResponseGoneError("m"), 404, "not_found_error"),
+        (errors.BodyTooLargeError("m"), 413, "request_too_large"),
+        (errors.NoRoomError("m", retry_after_seconds=3), 429, "rate_limit_error"),
+        (errors.IngressError("m"), 500, "api_error"),
+        (errors.EngineFailedError("m"), 502, "api_error"),
+        (errors.NoEngineError("m"), 503, "overloaded_error"),
+        (errors.EngineTimeoutError("m"), 504, "timeout_error"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_messages_have_anthropic_s_envelope(error, status, kind):
+    answer = error_response(error, request_id="r1", path="/v1/messages/count_tokens")
+    assert answer.status == status
+    assert json.loads(answer.body) == {"type": "error", "error": {"type": kind, "message": "m"}}
+
+
+@pytest.mark.parametrize("text", ["m", "two\nlines\n\nevent: forged"])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_an_error_event_of_the_newer_apis_has_a_name(path, text):
+    event = error_event(errors.EngineFailedError(text), path)
+    assert event.startswith(b"\n\nevent: error\ndata: ")
+    assert event.endswith(b"\n\n")
+    _, data = event.strip(b"\n").splitlines()
+    told = json.loads(data.removeprefix(b"data: "))
+    assert told["type"] == "error"
+    assert told["error"]["message"] == text
+    assert path == "/v1/messages" or (told["code"], told["message"]) == ("engine_failed", text)

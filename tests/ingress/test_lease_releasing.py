@@ -8,9 +8,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from nearkv.certificates import CertificateFiles, ClientCertificates, ClientFiles, load_context
 from nearkv.ingress.lease_releasing import LeaseReleaser
-from nearkv.serving import running
+from nearkv.serving import Transport, running
 from nearkv.settings import Address
+from tests.doubles.authority import MISSING, Authority
 
 PARAMS = msgspec.Raw(
     b'{"remote_engine_id":"p","remote_epoch":"e","remote_lease_id":"l","remote_block_ids":[[1]]}'
@@ -85,6 +87,45 @@ async def test_an_agent_that_is_not_there_is_no_trouble(releaser, counts):
     releaser.release("http://127.0.0.1:9", PARAMS)
     await releaser.close()
     assert counts == {"failed": 1}
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.parametrize(
+    ("trusted", "shown", "outcome"),
+    [
+        ("ours", "ours", "released"),
+        ("others", "ours", "tls_untrusted"),
+        ("ours", "others", "failed"),
+        ("ours", None, "failed"),
+    ],
+)
+async def test_agents_over_tls_are_told_by_certificate(
+    tmp_path, session, counts, trusted, shown, outcome
+):
+    authorities = {name: Authority(tmp_path, name) for name in ("ours", "others")}
+    served = authorities["ours"].issue("agent")
+    files = ClientFiles(authorities[trusted].cert)
+    if shown is not None:
+        reader = authorities[shown].issue("reader")
+        files = ClientFiles(files.ca, reader.cert, reader.key)
+    releaser = LeaseReleaser(
+        session,
+        token=None,
+        certificates=ClientCertificates(files),
+        deadline_seconds=10.0,
+        count=lambda outcome: counts.update([outcome]),
+    )
+    app = web.Application()
+    app.router.add_post("/v1/transfer/release", done)
+    tls = load_context(CertificateFiles(served.cert, served.key, authorities["ours"].cert))
+    async with running(app, Address("127.0.0.1", 0), transport=Transport(tls=tls)) as address:
+        releaser.release(f"https://{address}", PARAMS)
+        await releaser.close()
+    assert counts == {outcome: 1}
+
+
+async def done(_request):
+    return web.Response()
 
 
 async def test_too_many_at_once_are_dropped_and_counted(releaser, agent, counts):

@@ -10,7 +10,7 @@ import pytest
 
 from nearkv.block_keys import chain_keys, pack_tokens
 from nearkv.ingress.errors import TokenizationError
-from nearkv.ingress.requests import parse_chat, parse_completion
+from nearkv.ingress.requests import parse_chat, parse_completion, parse_messages, parse_responses
 from nearkv.ingress.tokens.engine_tokenizer import EngineRef, Tokenized
 from nearkv.ingress.tokens.local_tokenizer import LocalTokenizer
 from nearkv.ingress.tokens.service import KeyScope, TokenService
@@ -361,3 +361,62 @@ async def test_a_chat_the_local_tokenizer_cannot_read_gives_no_tokens_and_no_cra
     asking = Asking(order=("local",), local=["tiny"])
     with contextlib.suppress(TokenizationError):
         await asking.chat(body)
+
+
+# -- Other APIs ----------------------------------------------------------------------------
+
+MESSAGES = {"model": "tiny", "messages": [{"role": "user", "content": "hello world " * 9}]}
+RESPONSES = {"model": "tiny", "input": MESSAGES["messages"]}
+OTHERS = {
+    "/v1/messages": (MESSAGES, parse_messages),
+    "/v1/responses": (RESPONSES, parse_responses),
+}
+AS_CHAT = TOKENIZER.tokenize_chat(MESSAGES).token_ids
+
+
+async def other(asking, path, **fields):
+    body, parse = OTHERS[path]
+    body = json.dumps(body | fields).encode()
+    return await asking.service.keys_of(parse(body), body, path, scope=SCOPE, engine=ENGINE)
+
+
+@pytest.mark.parametrize("path", OTHERS)
+async def test_other_apis_are_rendered_by_the_engine(path):
+    asking = Asking(RendersAnything())
+    found = await other(asking, path)
+    assert asking.engine.paths == [f"{path}/render"]
+    assert (found.exact, found.source) == (True, "render")
+    again = await other(asking, path)
+    assert (again.exact, again.source) == (True, "memo")
+
+
+class RendersAnything(FakeEngine):
+    async def render(self, engine, path, body):
+        self._answer(engine, f"{path}/render", body)
+        return Tokenized(AS_CHAT)
+
+
+@pytest.mark.parametrize("path", OTHERS)
+@pytest.mark.parametrize("source", ["tokenize", "local"])
+async def test_where_no_engine_renders_them_they_are_tokenized_as_the_chat_they_amount_to(
+    path, source
+):
+    declines = {f"{path}/render"} | ({TOKENIZE} if source == "local" else set())
+    asking = Asking(FakeEngine(declines=declines), local=["tiny"])
+    found = await other(asking, path)
+    assert (found.exact, found.source) == (False, source)
+    assert list(found.keys) == chain_keys(SCOPE.root, pack_tokens(AS_CHAT), SCOPE.block_size)
+    again = await other(asking, path)
+    assert (again.exact, again.source) == (False, "memo")
+
+
+async def test_a_rendering_that_may_differ_from_the_one_served_is_not_exact():
+    asking = Asking(RendersAnything())
+    found = await other(asking, "/v1/messages", thinking={"type": "disabled"})
+    assert (found.exact, found.source) == (False, "render")
+
+
+async def test_what_cannot_be_put_as_a_chat_has_no_tokens():
+    asking = Asking(FakeEngine(declines={"/v1/responses/render"}))
+    with pytest.raises(TokenizationError, match="item_reference"):
+        await other(asking, "/v1/responses", input=[{"type": "item_reference", "id": "x"}])

@@ -35,6 +35,7 @@ from tests.integration.stack import (
 )
 
 MOVES = TransferInfo(mode="agent", compat="c", kv_bytes_per_token=1000)
+SPLIT_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages")
 LEASE_KEYS = {
     "remote_epoch": "epoch-1",
     "remote_lease_id": "lease-1",
@@ -131,15 +132,13 @@ class PdStack:
         return [
             request.as_json()
             for request in self.engines[engine].record
-            if request.path in ("/v1/completions", "/v1/chat/completions")
+            if request.path in SPLIT_PATHS
         ]
 
     def bodies(self, engine: str) -> list[bytes]:
         """Return their bodies as they came."""
         return [
-            request.body
-            for request in self.engines[engine].record
-            if request.path in ("/v1/completions", "/v1/chat/completions")
+            request.body for request in self.engines[engine].record if request.path in SPLIT_PATHS
         ]
 
     async def counts(self, family: str) -> dict[tuple[str, ...], int]:

@@ -38,7 +38,10 @@ async def raw_engine(answer: Answer | bytes) -> AsyncIterator[RawEngine]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         engine.connections += 1
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with (
+            contextlib.closing(writer),
+            contextlib.suppress(ConnectionError, asyncio.IncompleteReadError),
+        ):
             while not writer.is_closing():
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = _LENGTH.search(head)
@@ -49,7 +52,6 @@ async def raw_engine(answer: Answer | bytes) -> AsyncIterator[RawEngine]:
                     writer.write(answer)
                 else:
                     await answer(writer)
-        writer.close()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(serve(reader, writer))

@@ -33,6 +33,23 @@ async def near_the_kv(cluster: Site) -> None:
     assert await cluster.calls(extender) == {"filter": 3, "prioritize": 3}
 
 
+async def one_of_fifty(cluster: Site) -> None:
+    """The one node of fifty that is near the KV and has room gets the pod; without extender any."""
+    for index in range(50):
+        near = index in {30, 31}
+        await cluster.add_node(
+            f"n{index}", rack=f"r{index // 2}", devices=1 if index == 30 else 8, agent=near
+        )
+    await cluster.add_running("prefill", "n30")  # takes the only device there
+    extender = await cluster.start_extender()
+    async with cluster.scheduler(extender.url):
+        await cluster.add_pod("decode")
+        assert await cluster.bound("decode") == {"decode": "n31"}
+        await extender.stop()
+        await cluster.add_pod("alone")
+        await cluster.bound("alone")
+
+
 async def burst(cluster: Site) -> None:
     """Fifty pods in a second over ten equal nodes: at most six on one.
 
@@ -165,5 +182,15 @@ async def whole_nodes(cluster: Site) -> None:
 
 
 SCENARIOS = (
-    *(near_the_kv, burst, heals, extender_down, extender_needed, replicas, not_ours, whole_nodes),
+    *(
+        near_the_kv,
+        one_of_fifty,
+        burst,
+        heals,
+        extender_down,
+        extender_needed,
+        replicas,
+        not_ours,
+        whole_nodes,
+    ),
 )

@@ -126,6 +126,7 @@ class Site:
     stack: AsyncExitStack
     gpus: dict[str, Gpus] = field(default_factory=dict)
     agents: list[str] = field(default_factory=list)
+    extender_arguments: tuple[str, ...] = ()
 
     async def request(self, method: str, path: str, **options: Any) -> Any:
         """Ask the API server; return the answer, an error as an assertion."""
@@ -245,7 +246,7 @@ class Site:
         extender = await ExtenderProcess.start(
             *("--kubernetes.kubeconfig", str(self.plane.kubeconfig)),
             # Its CRD is not installed here.
-            *("--kubernetes.no-worker-statuses", *agents, *arguments),
+            *("--kubernetes.no-worker-statuses", *agents, *self.extender_arguments, *arguments),
         )
         self.stack.push_async_callback(extender.stop)
         await self.until(extender, lambda known: known["nodes_reported"] == len(self.agents))

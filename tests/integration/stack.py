@@ -141,7 +141,8 @@ async def running_ingress(*agents: str, **settings: Any) -> AsyncIterator[Runnin
         knowledge = app[KNOWLEDGE]
         await eventually(
             lambda: (
-                all(a.synced for a in knowledge.fleet.agents.values()) or settings.get("deadlines")
+                sum(a.synced for a in knowledge.fleet.agents.values()) >= len(agents)
+                or "sync_seconds" in settings.get("deadlines", {})
             ),
             what="ingress is synced",
         )

@@ -167,7 +167,8 @@ async def test_measured_paths_reach_the_snapshot_by_pair_and_by_class():
                     setup_seconds=0.002,
                     bytes_per_second=3e9,
                     points=7,
-                )
+                ),
+                app[NODE_STATE].now(),
             )
             await eventually(lambda: view.snapshot().pairs, what="the pair is known")
             rows = view.snapshot().rows

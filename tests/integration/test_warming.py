@@ -195,6 +195,23 @@ async def test_a_folder_of_prompts_is_loaded_at_each_start_of_an_engine(tmp_path
         assert [prefix["id"] for prefix in await client.list_all()] == ["doc"]
 
 
+async def test_prompts_of_the_folder_that_fail_are_tried_again_a_few_times(tmp_path, monkeypatch):
+    monkeypatch.setattr("nearkv.agent.warming.seeding._RETRY_SECONDS", (0.01, 0.02))
+    (tmp_path / "doc.txt").write_text(DOCUMENT)
+    async with double() as engine, double() as broken:
+        await engine.inject(Faults(answer_status=500, times=1))
+        await broken.inject(Faults(answer_status=500))
+        async with warming(engine, broken, folder=str(tmp_path)) as client:
+            await client.holds("a", "doc")
+            await eventually(
+                lambda: client.service.loads["refused"] >= 4, what="it was tried again"
+            )
+            await client.settled()
+            assert client.service.loads == {"loaded": 1, "refused": 1 + 3}
+            (prefix,) = client.service.book
+            assert prefix.targets["b"].state == "failed"
+
+
 async def test_strangers_cannot_make_engines_work():
     settings = {"listen": "0.0.0.0:0", "warming": FAST}
     async with (
@@ -229,3 +246,40 @@ async def test_engines_that_are_gone_leave_nothing_behind():
         (prefix,) = client.service.book
         assert (list(prefix.targets), list(prefix.keys)) == (["a"], ["a"])
         assert client.service.named_prefixes("b") == []
+
+
+async def test_a_name_that_is_given_up_leaves_the_uses_of_another_for_the_same_text():
+    async with double() as engine, warming(engine) as client:
+        for name in ("doc", "copy"):
+            await client.warm(name, prompt=DOCUMENT)
+            await client.settled()
+            await client.holds("a", name)
+        await client.cancel("copy")
+        (prefix,) = client.service.book
+        tracker = client._agent.state.trackers["a"]
+        assert prefix.keys["a"][-1] in tracker.table.uses
+        await client.cancel("doc")
+        assert tracker.table.uses == {}
+
+
+async def test_whether_an_engine_without_events_holds_it_is_unknown():
+    async with double(publish_events=False) as engine, warming(engine) as client:
+        await client.warm("doc", prompt=DOCUMENT)
+        await client.settled()
+        _, shown = await client.show("doc")
+        (target,) = shown["engines"]
+        assert (target["state"], target["resident_ratio"]) == ("loaded", None)
+
+
+async def test_a_defect_fails_the_load_and_not_the_prefix(monkeypatch):
+    async with double() as engine, warming(engine) as client:
+        with monkeypatch.context() as broken:
+            broken.setattr("nearkv.agent.warming.service.pack_tokens", lambda _: 1 / 0)
+            await client.warm("doc", prompt=DOCUMENT)
+            await client.settled()
+        _, shown = await client.show("doc")
+        assert "ZeroDivisionError" in shown["engines"][0]["error"]
+        await client.warm("doc", prompt=DOCUMENT)
+        await client.settled()
+        await client.holds("a", "doc")
+        assert client.service.loads == {"defect": 1, "loaded": 1}

@@ -12,6 +12,9 @@ from typing import Annotated
 import typer
 
 from nearkv._version import __version__
+from nearkv.cli.decision_verbs import decisions, explain
+from nearkv.cli.replay_verb import replay
+from nearkv.cli.report_verb import report
 from nearkv.errors import NearkvError
 
 _USAGE_STATUS = 2
@@ -26,6 +29,10 @@ app = typer.Typer(
 )
 doctor = typer.Typer(help="Find out why something does not work.", no_args_is_help=True)
 app.add_typer(doctor, name="doctor")
+app.add_typer(explain, name="explain")
+app.command(short_help="Show the latest requests: where they went, and why.")(decisions)
+app.command(short_help="Replay a trace over simulated engines: policies side by side.")(replay)
+app.command(short_help="Say where the time goes, and whether P/D separation pays.")(report)
 
 
 class Output(Enum):
@@ -73,6 +80,32 @@ class Component(Enum):
     EXTENDER = "extender"
 
 
+_Ca = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca", envvar="NEARKV_CA", help="CA (PEM) of those asked; default: the system's CAs."
+    ),
+]
+_Cert = Annotated[
+    Path | None,
+    typer.Option(
+        "--cert", envvar="NEARKV_CERT", help="Certificate (PEM) to show; goes with --key."
+    ),
+]
+_Key = Annotated[
+    Path | None,
+    typer.Option("--key", envvar="NEARKV_KEY", help="Its private key (PEM)."),
+]
+_TlsName = Annotated[
+    str,
+    typer.Option(
+        metavar="TEXT",
+        envvar="NEARKV_TLS_NAME",
+        help="Name to find in the certificates of those asked; default: the host in the URL.",
+    ),
+]
+
+
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer's way to call it
     if wanted:
         version()
@@ -92,7 +125,7 @@ def root(
 
 
 @app.command(short_help="Show engines: KV use, freshness, hits.")
-def status(
+def status(  # noqa: PLR0913, PLR0917 - one parameter per option
     agents: Annotated[
         list[str] | None,
         typer.Option(
@@ -119,8 +152,13 @@ def status(
     timeout_seconds: Annotated[
         float, typer.Option("--timeout", min=0.1, help="Deadline of each request in seconds.")
     ] = 5.0,
+    ca: _Ca = None,
+    cert: _Cert = None,
+    key: _Key = None,
+    tls_name: _TlsName = "",
 ) -> None:
     """Show engines with KV use, freshness and hits, as agents and ingresses see them."""
+    from nearkv.certificates import ClientFiles  # noqa: PLC0415 - keeps --help quick
     from nearkv.cli.status import run_status  # noqa: PLC0415 - keeps --help quick
 
     raise typer.Exit(
@@ -130,6 +168,7 @@ def status(
             output=output.value,
             token=token,
             timeout_seconds=timeout_seconds,
+            files=ClientFiles(ca, cert, key, tls_name),
         )
     )
 
@@ -170,9 +209,10 @@ def explain_pod(  # noqa: PLR0913, PLR0917 - one parameter per option
         str | None,
         typer.Option(metavar="TEXT", envvar="NEARKV_TOKEN", help="Bearer token of the extender."),
     ] = None,
-    ca: Annotated[
-        Path | None, typer.Option(help="CA (PEM) to check the extender's certificate with.")
-    ] = None,
+    ca: _Ca = None,
+    cert: _Cert = None,
+    key: _Key = None,
+    tls_name: _TlsName = "",
     timeout_seconds: Annotated[
         float, typer.Option("--timeout", min=0.1, help="Deadline of the request in seconds.")
     ] = 5.0,
@@ -181,6 +221,7 @@ def explain_pod(  # noqa: PLR0913, PLR0917 - one parameter per option
     ] = ExplainOutput.TABLE,
 ) -> None:
     """Say why a pod was placed as it was: the extender's last decisions about it, by node."""
+    from nearkv.certificates import ClientFiles  # noqa: PLC0415 - keeps --help quick
     from nearkv.cli.explain_pod import (  # noqa: PLC0415 - keeps --help quick
         ExplainQuestion,
         run_explain_pod,
@@ -191,7 +232,7 @@ def explain_pod(  # noqa: PLR0913, PLR0917 - one parameter per option
         extender=extender,
         limit=limit,
         token=token,
-        ca=ca,
+        files=ClientFiles(ca, cert, key, tls_name),
         timeout_seconds=timeout_seconds,
     )
     raise typer.Exit(run_explain_pod(question, as_json=output is ExplainOutput.JSON))
@@ -314,8 +355,13 @@ def doctor_transfer(  # noqa: PLR0913, PLR0917 - one parameter per option
     output: Annotated[
         DoctorOutput, typer.Option("-o", "--output", help="Form.")
     ] = DoctorOutput.TABLE,
+    ca: _Ca = None,
+    cert: _Cert = None,
+    key: _Key = None,
+    tls_name: _TlsName = "",
 ) -> None:
     """Check what moving KV needs on this host, and which way it goes between nodes."""
+    from nearkv.certificates import ClientFiles  # noqa: PLC0415 - as in status
     from nearkv.cli.doctor import DoctorQuestion, run_doctor  # noqa: PLC0415 - as in status
 
     question = DoctorQuestion(
@@ -325,6 +371,7 @@ def doctor_transfer(  # noqa: PLR0913, PLR0917 - one parameter per option
         socket_dir=socket_dir,
         require_rdma=require_rdma,
         config=config,
+        files=ClientFiles(ca, cert, key, tls_name),
     )
     raise typer.Exit(run_doctor(question, as_json=output is DoctorOutput.JSON))
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from nearkv.certificates import ClientCertificates, ClientFiles
 from nearkv.cli.doctor_checks import (
     Finding,
     Verdict,
@@ -30,6 +31,7 @@ from nearkv.cli.doctor_probes import probe_all
 from nearkv.cli.doctor_store import check_store, judge_stores
 from nearkv.cli.fetching import Answer, fetch_all
 from nearkv.cli.status import list_endpoints
+from nearkv.cli.trusting import load_trust
 
 _FAILED_STATUS = 1
 # As in status: long lines are left to the terminal.
@@ -43,7 +45,8 @@ _PAIR_COLUMNS = ("SOURCE", "TARGET", "VERDICT", "EXPECTED", "USED", "RATE", "WHY
 class DoctorQuestion:
     """What is asked: as it came from the command line. ``root`` holds ``sys`` and ``proc``.
 
-    ``config`` is the agent's settings file, which may name a shared store.
+    ``config`` is the agent's settings file, which may name a shared store; ``files`` are for
+    agents that serve over TLS.
     """
 
     agents: Sequence[str]
@@ -52,12 +55,16 @@ class DoctorQuestion:
     socket_dir: Path
     require_rdma: bool
     config: Path | None = None
+    files: ClientFiles = field(default_factory=ClientFiles)
     root: Path = Path("/")
 
 
 def run_doctor(question: DoctorQuestion, *, as_json: bool) -> int:
-    """Check everything and print it; return the exit status, 1 when something failed."""
-    checks, pairs = asyncio.run(_examine(question))
+    """Check everything and print it; return the exit status, 1 when something failed.
+
+    Raises ``TrustError`` when the files for TLS cannot be used.
+    """
+    checks, pairs = asyncio.run(_examine(question, load_trust(question.files)))
     if as_json:
         document = {
             "checks": [_as_json(row) for row in checks],
@@ -84,13 +91,20 @@ def check_host(question: DoctorQuestion) -> list[Finding]:
     ]
 
 
-async def _examine(question: DoctorQuestion) -> tuple[list[Finding], list[PairFinding]]:
+async def _examine(
+    question: DoctorQuestion, trust: ClientCertificates
+) -> tuple[list[Finding], list[PairFinding]]:
     endpoints = list_endpoints(
         question.agents, (), {"NEARKV_AGENTS": os.environ.get("NEARKV_AGENTS", "")}
     )
     transports, answers = await asyncio.gather(
         probe_all(),
-        fetch_all(endpoints, token=question.token, timeout_seconds=question.timeout_seconds),
+        fetch_all(
+            endpoints,
+            token=question.token,
+            timeout_seconds=question.timeout_seconds,
+            certificates=trust,
+        ),
     )
     troubles, pairs = judge_answers(answers)
     stores = [*check_store(question.config, os.environ), *judge_stores(answers)]

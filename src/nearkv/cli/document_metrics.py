@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
-from nearkv.health import create_registry
+from nearkv.health import Readiness, create_registry
+from nearkv.supervising import TaskFailureCollector
 
 _INTRODUCTION = """\
 # Metrics
@@ -137,12 +138,14 @@ increase(nearkv_extender_certificate_loads_total{outcome="failed"}[1h]) > 0
   `overdue` (a pull outlived its deadline), `crashed`, `engine_gone`, `closed`.
 - `watch` of the agent: `pods`, `node`; `trouble`: why a request to the API server failed, such as
   `unreachable`, `throttled` (429), `forbidden` (RBAC), `expired` (410: listed anew), `silent`.
+- `outcome` of a list of other agents: `listed`, `empty` (the own one is not in it: nothing is taken
+  from it), `unreadable` (a part of it), or the trouble.
 - `outcome` of a WorkerStatus write: `introduced` (made, or found to be there), `reported`,
   `vanished` (it was gone, and is made anew), or the trouble.
 - `reason` of a snapshot: `first` (asked for), `cursor_unknown` (of an agent before its restart,
   say), `fell_behind` (the consumer is too slow), `busy` (put off: too many are being read).
 - `outcome` of a load (warm-up): `loaded`, `resident` (held already), `cancelled`, `engine_gone`,
-  `refused` (an HTTP error status), `timeout`, `unreachable`, `unreadable`.
+  `refused` (an HTTP error status), `timeout`, `unreachable`, `unreadable`, `defect` (see the log).
 - `verb` of the extender: `filter`, `prioritize`, `preempt`; `mode`: `names`, or `nodes` where the
   scheduler sends whole Node objects.
 - `reason` of a neutral answer: `not_ours` (the pod has no group label), `equal` (all nodes are
@@ -151,6 +154,8 @@ increase(nearkv_extender_certificate_loads_total{outcome="failed"}[1h]) > 0
   list is given), `both_modes`, `bad_quantity`, `too_large`, `too_slow`, `broken_off`,
   `content_encoding`, `client_gone` (before the answer), `answer_not_taken`.
 - `reason` of a rejected node: `foreign_memory`, `failed_devices`.
+- `task`: a background task, such as `engine_watch`, `summary`, `pods_watch`, `probing` of the
+  agent, `followers`, `housekeeping` of the ingress, `view` of the extender.
 - `watch` of the extender: `nodes`, `pods`, `agents`, `workerstatuses`.
 """
 
@@ -218,6 +223,7 @@ def _agent_series() -> list[Series]:
     registry = create_registry("agent")
     state = NodeState(log, boot="none", flush_seconds=0.0, now=lambda: 0.0)
     registry.register(NodeCollector(state))
+    registry.register(TaskFailureCollector("agent", Readiness()))
     certificate_loads(registry)
     caller = EngineCaller(deadline_seconds=1.0, priority=0)
     registry.register(WarmCollector(WarmService(state, caller, WarmingSettings())))
@@ -241,11 +247,19 @@ def _ingress_series() -> list[Series]:
         IngressMetrics,
     )
     from nearkv.ingress.prefix_index import PrefixIndex  # noqa: PLC0415 - see _agent_series
+    from nearkv.ingress.recording.metrics import (  # noqa: PLC0415 - see _agent_series
+        RecordMetrics,
+        RingCollector,
+    )
+    from nearkv.ingress.recording.ring import RecordRing  # noqa: PLC0415 - see _agent_series
 
     registry = create_registry("ingress")
+    registry.register(TaskFailureCollector("ingress", Readiness()))
     IngressMetrics(registry)
     registry.register(FleetCollector(Fleet(PrefixIndex()), Ledger()))
     registry.register(capacity_gauges())
+    RecordMetrics(registry)
+    registry.register(RingCollector(RecordRing(limit_bytes=0)))
     return _series_of(registry)
 
 
@@ -257,6 +271,7 @@ def _extender_series() -> list[Series]:
     )
 
     registry = create_registry("extender")
+    registry.register(TaskFailureCollector("extender", Readiness()))
     ExtenderMetrics(registry)
     nothing = Gauges(
         snapshot_age_seconds=None, stats=None, ledger_pods=0, decisions=0, decisions_bytes=0

@@ -1,16 +1,16 @@
 """``nearkv explain-pod``: why a pod was placed as it was, from the extender's own record."""
 
 import asyncio
-import ssl
 import sys
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import aiohttp
 import msgspec
 
 from nearkv.bounded_reading import AnswerTooLargeError, read_at_most
+from nearkv.certificates import ClientCertificates, ClientFiles
 from nearkv.cli.explain_table import Explanation, render_explanation
+from nearkv.cli.trusting import load_trust
 from nearkv.errors import NearkvError
 from nearkv.http_failures import explain_failure
 
@@ -25,13 +25,13 @@ class ExplainError(NearkvError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainQuestion:
-    """What is asked: ``pod`` is namespace/name, ``ca`` a CA to check the extender's with."""
+    """What is asked: ``pod`` is namespace/name; ``files`` are for an extender over TLS."""
 
     pod: str
     extender: str | None
     limit: int
     token: str | None = None
-    ca: Path | None = None
+    files: ClientFiles = field(default_factory=ClientFiles)
     timeout_seconds: float = 5.0
 
 
@@ -44,7 +44,8 @@ def run_explain_pod(question: ExplainQuestion, *, as_json: bool) -> int:
         raise ExplainError(f"expected NAMESPACE/NAME, got {question.pod!r}")
     if not question.extender:
         raise ExplainError("no extender to ask; give --extender URL or set NEARKV_EXTENDER")
-    body, error = asyncio.run(_ask(question, question.extender))
+    trust = load_trust(question.files)
+    body, error = asyncio.run(_ask(question, question.extender, trust))
     explanation = None
     if not error:
         explanation, error = _read(body)
@@ -64,17 +65,18 @@ class _Refusal(msgspec.Struct):
     error: str
 
 
-async def _ask(question: ExplainQuestion, extender: str) -> tuple[bytes, str]:
+async def _ask(
+    question: ExplainQuestion, extender: str, trust: ClientCertificates
+) -> tuple[bytes, str]:
     """Return the extender's answer, and why there is none where that is so."""
     base = extender if "://" in extender else f"http://{extender}"
     headers = {"Authorization": f"Bearer {question.token}"} if question.token else {}
     query = {"pod": question.pod, "limit": str(question.limit)}
     timeout = aiohttp.ClientTimeout(total=question.timeout_seconds)
     try:
-        tls: ssl.SSLContext | bool = _trusting(question.ca)
         async with (
             aiohttp.ClientSession(headers=headers, timeout=timeout) as client,
-            client.get(f"{base.rstrip('/')}/v1/explain", params=query, ssl=tls) as response,
+            client.get(f"{base.rstrip('/')}/v1/explain", params=query, **trust.options) as response,
         ):
             body = await read_at_most(response, _LONGEST_BODY_BYTES)
             status = response.status
@@ -87,15 +89,6 @@ async def _ask(question: ExplainQuestion, extender: str) -> tuple[bytes, str]:
     except aiohttp.ClientError as error:
         return b"", explain_failure(error)
     return body, "" if status == _HTTP_OK else _refusal(status, body)
-
-
-def _trusting(ca: Path | None) -> ssl.SSLContext | bool:
-    if ca is None:
-        return True
-    try:
-        return ssl.create_default_context(cafile=ca)
-    except OSError as error:
-        raise ExplainError(f"--ca: {ca} cannot be used: {error.strerror or error}") from error
 
 
 def _read(body: bytes) -> tuple[Explanation | None, str]:

@@ -8,8 +8,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from nearkv.certificates import ClientCertificates, tls_options
 from nearkv.cli.status_model import AgentStatus, IngressStatus, Status
-from nearkv.http_failures import explain_failure
+from nearkv.http_failures import DISCONNECTED, explain_failure, name_failure
 
 _LONGEST_BODY_BYTES = 16 << 20
 _HTTP_OK = 200
@@ -34,9 +35,15 @@ class Answer:
 
 
 async def fetch_all(
-    endpoints: Sequence[Endpoint], *, token: str | None, timeout_seconds: float
+    endpoints: Sequence[Endpoint],
+    *,
+    token: str | None,
+    timeout_seconds: float,
+    certificates: ClientCertificates | None = None,
 ) -> list[Answer]:
     """Ask all endpoints at the same time; answers come in the order of the endpoints.
+
+    ``certificates`` are for those that serve over TLS; without, the system's CAs count.
 
     Each request has a deadline of ``timeout_seconds`` and a body limit of 16 MiB. No
     failure of one endpoint keeps the others from being shown.
@@ -44,13 +51,16 @@ async def fetch_all(
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as client:
-        return list(await asyncio.gather(*(_fetch(client, endpoint) for endpoint in endpoints)))
+        fetches = (_fetch(client, endpoint, certificates) for endpoint in endpoints)
+        return list(await asyncio.gather(*fetches))
 
 
-async def _fetch(client: aiohttp.ClientSession, endpoint: Endpoint) -> Answer:
+async def _fetch(
+    client: aiohttp.ClientSession, endpoint: Endpoint, certificates: ClientCertificates | None
+) -> Answer:
     url = f"{endpoint.url.rstrip('/')}/v1/status"
     try:
-        async with client.get(url) as response:
+        async with client.get(url, **tls_options(certificates)) as response:
             if response.status != _HTTP_OK:
                 return Answer(endpoint=endpoint, error=_refusal(response.status))
             body = await _read_bounded(response)
@@ -59,8 +69,7 @@ async def _fetch(client: aiohttp.ClientSession, endpoint: Endpoint) -> Answer:
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
         return Answer(endpoint=endpoint, error="is not an HTTP URL; write http://host:port")
     except aiohttp.ClientError as error:
-        advice = "is it running, is the port right?"
-        return Answer(endpoint=endpoint, error=f"{explain_failure(error)}; {advice}")
+        return Answer(endpoint=endpoint, error=f"{explain_failure(error)}; {_advice(error, url)}")
     return _read(endpoint, body)
 
 
@@ -85,9 +94,19 @@ def _read(endpoint: Endpoint, body: bytes) -> Answer:
     return Answer(endpoint=endpoint, document=document, status=status)
 
 
+def _advice(error: aiohttp.ClientError, url: str) -> str:
+    if name_failure(error) != DISCONNECTED:
+        return "set --ca, or --tls-name where its certificate is for another name"
+    if url.startswith("https:") and not isinstance(error, aiohttp.ClientConnectorError):
+        # Who does not take a client's certificate breaks off without a word.
+        return "does it take our certificate (--cert, --key)?"
+    return "is it running, is the port right?"
+
+
 def _refusal(status: int) -> str:
     hints = {
-        401: "the token is missing or wrong: set --token or NEARKV_TOKEN",
+        401: "the token is missing or wrong, or a certificate is wanted: set --token or "
+        "NEARKV_TOKEN, --cert and --key",
         403: "the token is not allowed",
         404: "is the port right?",
     }

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from nearkv.certificates import ClientFiles
 from nearkv.cli.fetching import Answer, Endpoint, fetch_all
 from nearkv.cli.status_model import IngressStatus
 from nearkv.cli.status_table import (
@@ -21,6 +22,7 @@ from nearkv.cli.status_table import (
     merge_views,
     summarise,
 )
+from nearkv.cli.trusting import load_trust
 
 _UNHEALTHY_STATUS = 1
 _USAGE_STATUS = 2
@@ -41,10 +43,12 @@ def run_status(
     output: str,
     token: str | None,
     timeout_seconds: float,
+    files: ClientFiles,
 ) -> int:
     """Show the status of all endpoints; return the exit status.
 
-    ``output`` is ``table``, ``wide``, ``json`` or ``yaml``.
+    ``output`` is ``table``, ``wide``, ``json`` or ``yaml``. Raises ``TrustError`` when the
+    ``files`` for TLS cannot be used.
     """
     endpoints = list_endpoints(agents, ingresses, os.environ)
     if not endpoints:
@@ -53,7 +57,10 @@ def run_status(
             "or set NEARKV_AGENTS or NEARKV_INGRESS\n"
         )
         return _USAGE_STATUS
-    answers = asyncio.run(fetch_all(endpoints, token=token, timeout_seconds=timeout_seconds))
+    trust = load_trust(files)
+    answers = asyncio.run(
+        fetch_all(endpoints, token=token, timeout_seconds=timeout_seconds, certificates=trust)
+    )
     if output in ("json", "yaml"):
         sys.stdout.write(_as_document(answers, output))
     else:

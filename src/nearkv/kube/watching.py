@@ -127,6 +127,8 @@ class Watch(Generic[T]):
 
     async def run(self) -> NoReturn:
         """Follow until cancelled."""
+        # Begun anew after a defect: an event may have been lost with it.
+        self._course = Course(self._limits.pauses)
         while True:
             try:
                 if self._course.version is None:

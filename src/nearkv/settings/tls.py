@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from nearkv.certificates import CertificateFiles, ClientFiles
 from nearkv.settings.base import SettingsGroup
 
 
@@ -18,6 +19,11 @@ class TlsSettings(SettingsGroup):
     )
     reload_seconds: float = Field(10.0, gt=0, description="Pause between looks at the files.")
 
+    @property
+    def files(self) -> CertificateFiles:
+        """The files; every client has to show a certificate where there is a client_ca."""
+        return CertificateFiles(self.cert, self.key, self.client_ca)
+
 
 class StateTlsSettings(TlsSettings):
     """Serving state over TLS; the probes need no certificate."""
@@ -25,6 +31,11 @@ class StateTlsSettings(TlsSettings):
     client_ca: Path | None = Field(
         None, description="CA (PEM) that readers must show a certificate of; probes need none."
     )
+
+    @property
+    def files(self) -> CertificateFiles:
+        """The files; who shows no certificate gets to the probes only."""
+        return CertificateFiles(self.cert, self.key, self.client_ca, every_client=False)
 
 
 class ClientTlsSettings(SettingsGroup):
@@ -35,6 +46,10 @@ class ClientTlsSettings(SettingsGroup):
     key: Path | None = Field(
         None, validate_default=True, description="Its private key (PEM); goes with cert."
     )
+    name: str = Field(
+        "",
+        description="Name to find in the certificates of those asked; empty: the host in the URL.",
+    )
 
     @field_validator("key")
     @classmethod
@@ -42,3 +57,8 @@ class ClientTlsSettings(SettingsGroup):
         if (value is None) != (info.data.get("cert") is None):
             raise ValueError("key and cert go together")
         return value
+
+    @property
+    def files(self) -> ClientFiles:
+        """The files, and the name to find."""
+        return ClientFiles(self.ca, self.cert, self.key, self.name)

@@ -164,7 +164,8 @@ class BlockChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class PathReading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What moving KV from ``source`` to ``target`` (nodes) costs over the path last used.
 
-    ``points`` transfers were measured; 0 says that the figures are the configured prior.
+    ``points`` transfers were measured, the last one ``age_seconds`` before this was sent; 0 says
+    that the figures are the configured prior.
     """
 
     source: str
@@ -173,6 +174,34 @@ class PathReading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     setup_seconds: float
     bytes_per_second: float
     points: int = 0
+    age_seconds: float = 0.0
+
+
+class PathClass(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What pulls to this node cost from the nodes of one class of distance, over one transport.
+
+    Medians over ``pairs`` source nodes that were measured ``count`` times in all, the last one
+    ``age_seconds`` before this was sent. ``name`` is as in :mod:`nearkv.path_class`.
+    """
+
+    name: str
+    path: str
+    setup_seconds: float
+    bytes_per_second: float
+    pairs: int = 0
+    count: int = 0
+    age_seconds: float = 0.0
+
+
+class PathClasses(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node's place, and what each class of distance costs it.
+
+    ``levels`` are the labels that tell the classes, nearest first, ``labels`` this node's own.
+    """
+
+    levels: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
+    costs: tuple[PathClass, ...] = ()
 
 
 class SnapshotBegin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
@@ -184,6 +213,7 @@ class SnapshotBegin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     engines: tuple[EngineInfo, ...]
     gauges: tuple[EngineGauges, ...]
     paths: tuple[PathReading, ...] = ()
+    path_classes: PathClasses | None = None
 
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True, tag="blocks"):
@@ -213,6 +243,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     blocks: tuple[BlockChange, ...] = ()
     gauges: tuple[EngineGauges, ...] = ()
     paths: tuple[PathReading, ...] = ()
+    path_classes: PathClasses | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):

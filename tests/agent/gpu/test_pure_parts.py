@@ -172,3 +172,15 @@ def test_a_mark_is_seen_by_the_other_end():
     os.close(fd)
     one.close()
     other.close()
+
+
+def test_a_storm_of_xids_is_news_once_in_a_while():
+    history = DeviceHistory()
+    news = []
+    for second in (0, 1, 30, 80, 200):
+        news.append(history.is_news(Xid("a", 31), second))
+        history.note_xid(Xid("a", 31), second)
+    assert news == [True, False, False, False, True]
+    assert history.is_news(Xid("a", 79), 200)
+    assert history.is_news(Xid("b", 31), 200)
+    assert history.xid_counts == {("a", 31): 5}

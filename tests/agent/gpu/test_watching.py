@@ -12,7 +12,7 @@ import structlog
 from nearkv.agent.gpu.health import verdict
 from nearkv.agent.gpu.reasons import Reason
 from nearkv.agent.gpu.watching import GpuWatch, WatchPlan
-from tests.agent.gpu.conftest import read, until, watching
+from tests.agent.gpu.conftest import plan_for, read, until, watching
 from tests.doubles.nvml.hosts import hosts_with, uuid_of
 
 IMPATIENT = {"limits": {"call_seconds": 1.0, "open_seconds": 2.0}}
@@ -319,6 +319,24 @@ async def test_release_in_the_middle_of_a_call_that_hangs(nvml):
         assert (await read(watch)).devices[0].power_watts == 70.5
         assert watch.ends == {}  # it was no failure
         assert watch.ends == {}  # it was no failure
+
+
+async def test_a_reader_that_the_kernel_keeps_does_not_keep_the_agent(nvml):
+    double = nvml(hosts_with(1))
+    watch = GpuWatch(plan_for(double))
+    task = asyncio.create_task(watch.run())
+    await read(watch)
+    process = watch._process
+
+    async def refuse():
+        await asyncio.sleep(0)
+        return False
+
+    stop, process.stop = process.stop, refuse
+    task.cancel()
+    await asyncio.wait([task], timeout=5)
+    assert task.done()
+    assert await stop()
 
 
 async def test_another_library_is_loaded_after_a_release(nvml, library_cache):

@@ -1,10 +1,13 @@
-"""Pods of engines for tests, as objects and as the agent reads them."""
+"""Pods of engines for tests, as objects and as the agent reads them; where agents are."""
 
 import msgspec
 
+from nearkv.agent.kubernetes.peer_slices import SERVICE_LABEL
 from nearkv.kube.objects import Pod
 from tests.doubles.api_server import pod_object
+from tests.doubles.api_server.resources import Resource
 
+SLICES = Resource("EndpointSlice", "endpointslices", "discovery.k8s.io")
 LABELS = {"nearkv.io/group": "g", "nearkv.io/role": "decode"}
 
 
@@ -29,3 +32,20 @@ def pod(name="e", *, leaving=False, ready=True, **fields):
     if not ready:
         value["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     return read_as_pod(value)
+
+
+def slice_of(node, port, *, service="nearkv-agent", namespace="nearkv", zone="", address=""):
+    """Return an EndpointSlice with one agent, which serves peers at a port of its own."""
+    endpoint = {"addresses": [address or "127.0.0.1"], "nodeName": node}
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": f"{service}-{node}",
+            "namespace": namespace,
+            "labels": {SERVICE_LABEL: service},
+        },
+        "addressType": "IPv4",
+        "endpoints": [{**endpoint, "zone": zone} if zone else endpoint],
+        "ports": [{"name": "state", "port": 9470}, {"name": "peers", "port": port}],
+    }

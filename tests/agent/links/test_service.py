@@ -223,6 +223,21 @@ async def test_a_driver_that_hangs_holds_up_nobody_and_gets_no_second_thread():
     assert (watch.problem, watch.rdma.usable) == (None, False)
 
 
+def test_a_verdict_that_is_too_old_is_not_known(sockets):
+    node = Node(sockets)
+    node.look()
+    assert node.service.rdma.usable is True
+    node.clock.seconds += 60
+    assert node.service.rdma.usable is True
+    node.service.watch._fail("slow", "sysfs still does not answer")
+    node.clock.seconds += 10
+    assert node.service.rdma.usable is None
+    assert "sysfs still does not answer" in node.service.rdma.reason
+    assert "rdma_usable" not in node.samples()
+    node.look()
+    assert node.service.rdma.usable is True
+
+
 async def test_the_agent_shows_its_links(sockets):
     links = {"root": str(sockets.root), "device_dir": str(sockets.devices)}
     app = build_app(AgentSettings(links=links | {"interval_seconds": 0.02}))

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from nearkv.agent.probes.peers import BEYOND, UNKNOWN, Peer, PeerBook, class_between
+from nearkv.agent.probes.peers import Peer, PeerBook
+from nearkv.path_class import BEYOND, UNKNOWN, class_between, place_of
 
 LEVELS = ("rack", "zone")
 HERE = {"rack": "r1", "zone": "a"}
@@ -85,3 +86,35 @@ def test_nodes_choose_different_peers():
         counts.update(other.node for other in chosen["rack"])
     assert set(counts.values()) == {8}
     assert len(counts) == 200
+
+
+def test_a_level_may_be_one_of_several_labels():
+    levels = ("rack|old/rack", "zone")
+    assert place_of({"old/rack": "r1", "zone": ""}, levels) == {"rack|old/rack": "r1"}
+    assert place_of({"old/rack": "r1", "rack": "r2"}, levels) == {"rack|old/rack": "r2"}
+    # What a peer tells is by level already.
+    assert place_of({"rack|old/rack": "r3"}, levels) == {"rack|old/rack": "r3"}
+
+
+def test_a_nil_uuid_is_no_place():
+    assert place_of({"rack": "00000000-0000-0000-0000-000000000000.0"}, LEVELS) == {}
+
+
+def test_configured_labels_win_over_those_of_the_node():
+    node = {"rack": "r9", "zone": "z9", "other": "x"}
+    book = PeerBook(
+        "here", (), levels=LEVELS, labels={"zone": "a"}, peers_per_class=2, node_labels=lambda: node
+    )
+    assert book.labels == {"rack": "r9", "zone": "a"}
+    node["rack"] = "r1"
+    assert book.labels["rack"] == "r1"
+
+
+def test_what_a_peer_tells_adds_to_what_a_provider_says():
+    book = book_of(lambda: [Peer("a", "http://a", {"zone": "b"})])
+    assert book.class_of("a") == UNKNOWN
+    assert book.told("a", {"rack": "r1", "zone": "a"})
+    assert book.class_of("a") == "rack"
+    other = book_of(lambda: [Peer("a", "http://a", {"zone": "b"})])
+    other.told("a", {"rack": "r2", "zone": "a"})
+    assert other.class_of("a") == BEYOND

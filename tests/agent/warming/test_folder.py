@@ -1,5 +1,7 @@
 """A folder of prompts, as Kubernetes mounts it."""
 
+import os
+
 import msgspec
 
 from nearkv.agent.warming.folder import read_folder
@@ -16,12 +18,13 @@ def test_prompts_and_bodies_are_read_and_the_rest_is_named(tmp_path):
     (tmp_path / "bad name.txt").write_text("x")
     (tmp_path / "latin.txt").write_bytes(b"\xff")
     (tmp_path / "large.txt").write_text("x" * 101)
+    os.mkfifo(tmp_path / "pipe.txt")
     bodies, problems = read_folder(tmp_path, max_files=10, max_body_bytes=100)
     assert {name: msgspec.json.decode(body) for name, body in bodies.items()} == {
         "doc": {"prompt": "héllo"},
         "other": {"token_ids": [1]},
     }
-    named = ["README", "bad name.txt", "large.txt", "latin.txt"]
+    named = ["README", "bad name.txt", "large.txt", "latin.txt", "pipe.txt"]
     assert [problem.partition(":")[0] for problem in problems] == named
 
 

@@ -28,6 +28,8 @@ MESSAGES = [{"role": "system", "content": "long"}]
         ('{"prompt": "x", "engines": ["a"], "group": "g"}', "engines and group"),
         ('{"prompt": "x", "nodes": ["a"]}', "nodes"),
         ("[]", "object"),
+        (f'{{"messages": [{{"role": {"[" * 100_000}', "body is no JSON: "),
+        (f'{{"messages": [{{"seed": 1{"0" * 400}}}]}}', "messages: cannot be passed on"),
     ],
 )
 def test_a_bad_body_is_refused_by_the_name_of_its_field(body, named):

@@ -47,14 +47,14 @@ class Server:
     def __init__(self, url, session, folder):
         self.url = url
         self.session = session
-        kubeconfig = json.loads(plane._write_kubeconfig(folder, url).read_text())
+        kubeconfig = json.loads(plane.write_kubeconfig(folder, url).read_text())
         kubeconfig["users"][0]["user"]["token"] = "agent"  # noqa: S105 (of this test)
         self.kubeconfig = folder / "agent.json"
         self.kubeconfig.write_text(json.dumps(kubeconfig))
         self.patcher = None
 
     async def ask(self, method, path, body=None, *, expected=(200, 201)):
-        headers = {"Authorization": f"Bearer {plane._TOKEN}"}
+        headers = {"Authorization": f"Bearer {plane.ADMIN_TOKEN}"}
         async with self.session.request(
             method, self.url + path, json=body, headers=headers, ssl=False
         ) as answer:
@@ -99,7 +99,7 @@ async def api_server():
         etcd = await plane._start_etcd(stack, folder, binaries)
         (port,) = plane._free_ports(1)
         tokens = folder / "tokens.csv"
-        tokens.write_text(f'{plane._TOKEN},admin,admin,"system:masters"\nagent,agent,agent\n')
+        tokens.write_text(f'{plane.ADMIN_TOKEN},admin,admin,"system:masters"\nagent,agent,agent\n')
         key = folder / "key"
         await plane._make_key(key)
         program = await plane._start(
@@ -116,7 +116,7 @@ async def api_server():
             *("--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition"),
         )
         url = f"https://127.0.0.1:{port}"
-        headers = {"Authorization": f"Bearer {plane._TOKEN}"}
+        headers = {"Authorization": f"Bearer {plane.ADMIN_TOKEN}"}
         await plane._ready(program, f"{url}/api/v1/namespaces/default", headers)
         session = await stack.enter_async_context(aiohttp.ClientSession())
         server = Server(url, session, folder)
@@ -254,7 +254,7 @@ async def test_columns_are_shown(server):
     await server.apply("shown", owner="u")
     await server.apply("shown", status=compose(report()))
     headers = {
-        "Authorization": f"Bearer {plane._TOKEN}",
+        "Authorization": f"Bearer {plane.ADMIN_TOKEN}",
         "Accept": "application/json;as=Table;v=v1;g=meta.k8s.io",
     }
     url = f"{server.url}{STATUSES}/shown"

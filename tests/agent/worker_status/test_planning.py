@@ -7,16 +7,22 @@ from itertools import pairwise
 
 import pytest
 
+from nearkv.agent.worker_status.phasing import Phase, phase_of
 from nearkv.agent.worker_status.planning import Act, Errand, WriteLimits, WritePlan
 
 LIMITS = WriteLimits()
+ANY_MOMENT = Phase(0.0, 0.0)
+PERIOD_SECONDS = 200.0
+OWN_MOMENT = Phase(70.0, PERIOD_SECONDS)
 
 
 class Node:
     """A plan, and what would be written by it; second by second, unless a test says otherwise."""
 
-    def __init__(self, *, objects=("a",), draw=lambda: 0.5, limits=LIMITS, told=None):
-        self.plan = WritePlan(limits, now=0.0, draw=draw)
+    def __init__(
+        self, *, objects=("a",), draw=lambda: 0.5, limits=LIMITS, told=None, phase=ANY_MOMENT
+    ):
+        self.plan = WritePlan(limits, phase=phase, now=0.0, draw=draw)
         self.news = dict.fromkeys(objects, b"0")
         self.urgent = dict.fromkeys(objects, b"0")
         self.now = 0.0
@@ -81,33 +87,102 @@ def test_without_news_there_are_heartbeats_only():
     node = started(draw=random.Random(1).random)
     since = node.now
     node.run(3600)
-    assert 10 <= len(node.reports(since)) <= 15
+    assert 7 <= len(node.reports(since)) <= 11
     gaps = [later - sooner for sooner, later in pairwise(node.reports())]
-    assert all(239 <= gap <= 361 for gap in gaps)
+    assert all(319 <= gap <= 481 for gap in gaps)
+
+
+def test_heartbeats_keep_to_the_moments_of_the_node():
+    node = Node(draw=random.Random(1).random, phase=OWN_MOMENT).run(3600)
+    assert node.reports() == [270.0 + 400.0 * each for each in range(9)]
 
 
 def test_objects_of_a_node_take_turns():
-    node = Node(objects="abcdefgh", draw=random.Random(1).random).run(8 * 600)
+    node = Node(objects="abcdefgh", draw=random.Random(1).random).run(8 * 800)
     since = node.now
-    node.run(3 * 2400)
-    assert 18 <= len(node.reports(since)) <= 32  # as many as of one object: 7200 / 300 = 24
-    assert node.plan.interval_seconds == 2400
+    node.run(3 * 3200)
+    assert 18 <= len(node.reports(since)) <= 32  # as many as of one object: 9600 / 400 = 24
+    assert node.plan.interval_seconds == 3200
 
 
-def test_news_wait_a_random_while_and_urgent_news_a_short_one():
-    seldom = WriteLimits(heartbeat_seconds=10_000)
-    node = started(limits=seldom)
+def test_news_wait_for_the_nodes_moment_and_urgent_news_a_short_while():
+    seldom = {"limits": WriteLimits(heartbeat_seconds=10_000), "phase": OWN_MOMENT}
+    node = started(**seldom)
     node.news["a"] = b"1"
     node.run(200)
-    assert node.reports(1000)[0] == 1000 + 75
-    other = started(limits=seldom)
+    assert node.reports(1000)[0] == 1070
+    other = started(**seldom)
     other.news["a"] = other.urgent["a"] = b"1"
     other.run(200)
     assert other.reports(1000)[0] == 1003
 
 
+def test_urgent_news_overtake_others():
+    node = started(limits=WriteLimits(heartbeat_seconds=10_000), phase=OWN_MOMENT)
+    node.news["a"] = b"1"
+    node.run(10)
+    node.urgent["a"] = b"1"
+    node.run(10)
+    assert node.reports(1000) == [1013]
+
+
+def test_a_moment_is_for_one_write_and_who_waits_longest_has_it():
+    seldom = WriteLimits(heartbeat_seconds=1e9, seconds_per_write=0.0)
+    node = Node(objects="abc", limits=seldom, phase=OWN_MOMENT).run(2000)
+    since = node.now
+    for key in "cba":
+        node.news[key] = b"1"
+        node.run(10)
+    for number in range(10, 70):
+        node.news["c"] = b"%d" % number  # has always something to say
+        node.run(10)
+    told = [(at, errand.key) for at, errand in node.writes if at >= since]
+    assert told == [(2070.0, "c"), (2270.0, "b"), (2470.0, "a")]
+
+
+def test_what_an_agent_finds_at_its_start_is_not_urgent():
+    """What has changed meanwhile has changed with every agent of a rollout."""
+    node = Node(told=(b"old", b"old"), phase=OWN_MOMENT).run(300)
+    assert node.writes == [(70.0, Errand("a", Act.INTRODUCE)), (270.0, Errand("a", Act.REPORT))]
+    node.news["a"] = node.urgent["a"] = b"1"
+    node.run(10)
+    assert node.reports(300) == [303.0]
+
+
+def test_after_an_outage_urgent_news_wait_for_the_nodes_moment_too():
+    node = started(phase=OWN_MOMENT)
+    node.works = False
+    node.news["a"] = node.urgent["a"] = b"1"
+    node.run(20)
+    node.works = True
+    node.run(600)
+    assert [at for at in node.attempts if at >= 1000][:2] == [1003.0, 1270.0]
+
+
+def test_the_moments_of_nodes_are_spread_and_stay_over_restarts():
+    def moment(name, *, now, time_of_day):
+        phase = phase_of(name, period_seconds=200.0, now=now, time_of_day=time_of_day)
+        return phase.next_at(now) - now + time_of_day
+
+    seconds = Counter(
+        int(moment(f"node-{number}", now=5.0, time_of_day=1e9)) for number in range(5000)
+    )
+    assert len(seconds) == 200
+    assert max(seconds.values()) <= 45
+    before = moment("n1", now=5.0, time_of_day=1e9)
+    after = moment("n1", now=77.0, time_of_day=1e9 + 1234.5)
+    periods = (after - before) / 200
+    assert periods == pytest.approx(round(periods), abs=1e-5)
+
+
+def test_a_phase_without_a_period_is_any_moment():
+    phase = phase_of("n1", period_seconds=0.0, now=3.0, time_of_day=1e9)
+    assert phase.next_at(17.5) == 17.5
+    assert Phase(0.0, 10.0).next_at(float("inf")) == float("inf")
+
+
 def test_news_that_are_taken_back_are_not_written():
-    node = started(limits=WriteLimits(heartbeat_seconds=10_000))
+    node = started(limits=WriteLimits(heartbeat_seconds=10_000), phase=OWN_MOMENT)
     node.news["a"] = b"1"
     node.run(50)
     node.news["a"] = b"0"
@@ -185,7 +260,7 @@ def test_what_vanished_is_made_anew_but_not_in_a_loop():
 
 
 def test_what_is_refused_is_left_alone_and_holds_up_nobody_else():
-    plan = WritePlan(LIMITS, now=0.0, draw=lambda: 0.5)
+    plan = WritePlan(LIMITS, phase=ANY_MOMENT, now=0.0, draw=lambda: 0.5)
     plan.add("a", 0.0)
     plan.add("b", 0.0)
     refusals = []
@@ -225,8 +300,15 @@ class Cluster:
     def __init__(self, nodes, *, seed=1, engines=1, told=None):
         self.random = random.Random(seed)
         self.nodes = [
-            Node(objects="abcdefgh"[:engines], draw=self.random.random, told=told)
-            for _ in range(nodes)
+            Node(
+                objects="abcdefgh"[:engines],
+                draw=self.random.random,
+                told=told,
+                phase=phase_of(
+                    f"node-{number}", period_seconds=PERIOD_SECONDS, now=0.0, time_of_day=1e9
+                ),
+            )
+            for number in range(nodes)
         ]
         self.writes = Counter()
         self.attempts = Counter()
@@ -245,8 +327,8 @@ class Cluster:
         at = max(node.plan.next_at(self.now), self.now + 0.001)
         heapq.heappush(self._queue, (at, number))
 
-    def run(self, seconds, *, changes_per_second=0.0, works=True):
-        """Run on; so many nodes have news each second, a fifth of them urgent."""
+    def run(self, seconds, *, changes_per_second=0.0, urgent_ratio=0.2, works=True):
+        """Run on; so many nodes have news each second, a share of them urgent."""
         end = self.now + seconds
         for node in self.nodes:
             node.works = works
@@ -256,7 +338,8 @@ class Cluster:
             if changes_per_second and next_change <= at:
                 self.now = next_change
                 next_change += self.random.expovariate(changes_per_second)
-                self._change(self.random.randrange(len(self.nodes)))
+                urgent = self.random.random() < urgent_ratio
+                self._change(self.random.randrange(len(self.nodes)), urgent=urgent)
                 continue
             if at >= end:
                 break
@@ -265,11 +348,11 @@ class Cluster:
         self.now = end
         return self
 
-    def _change(self, number, *, urgent=None):
+    def _change(self, number, *, urgent):
         node = self.nodes[number]
         key = self.random.choice(list(node.news))
         node.news[key] = b"%f" % self.now
-        if self.random.random() < 0.2 if urgent is None else urgent:
+        if urgent:
             node.urgent[key] = b"%f" % self.now
         self._plan(number)
 
@@ -280,14 +363,10 @@ class Cluster:
                 node.news[key] = b"%f" % self.now
             self._plan(number)
 
-    def busiest(self, since, *, over_seconds, counted=None):
-        """Return the most writes per second, on average over so many seconds."""
+    def busiest(self, since, *, counted=None):
+        """Return the most writes in any one second."""
         counts = self.writes if counted is None else counted
-        seconds = range(int(since), int(self.now))
-        return max(
-            sum(counts[at + offset] for offset in range(over_seconds)) / over_seconds
-            for at in seconds
-        )
+        return max(counts[at] for at in range(int(since), int(self.now)))
 
     def mean(self, since):
         return sum(count for at, count in self.writes.items() if at >= since) / (self.now - since)
@@ -299,30 +378,35 @@ def settled():
     return Cluster(5000).run(3600)
 
 
-def test_5000_nodes_write_less_than_50_times_a_second(settled):
+def test_5000_nodes_never_write_50_times_in_a_second(settled):
     # Installing them all at once.
-    assert settled.busiest(0, over_seconds=10) <= 50
+    assert settled.busiest(0) < 50
     # At rest.
     since = settled.now
     settled.run(900)
-    assert settled.mean(since) <= 20
+    assert settled.mean(since) <= 15
+    assert settled.busiest(since) < 50
     # In use: each engine has news every five minutes.
     since = settled.now
-    settled.run(900, changes_per_second=5000 / 300)
-    assert settled.mean(since) <= 30
-    assert settled.busiest(since, over_seconds=10) <= 50
+    settled.run(1800, changes_per_second=5000 / 300)
+    assert settled.mean(since) <= 25
+    assert settled.busiest(since) < 50
+    # Under load: every minute, as often as may be.
+    since = settled.now
+    settled.run(900, changes_per_second=5000 / 60, urgent_ratio=0.02)
+    assert settled.busiest(since) < 50
     # All have news at once: a switch fails, say.
     since = settled.now
     settled.change_all()
     settled.run(600)
-    assert settled.busiest(since, over_seconds=10) <= 50
+    assert settled.busiest(since) < 50
     # The API server is away for five minutes, while things change.
     since = settled.now
     settled.run(300, changes_per_second=5000 / 300, works=False)
-    assert settled.busiest(since, over_seconds=10, counted=settled.attempts) <= 50
+    assert settled.busiest(since, counted=settled.attempts) < 50
     since = settled.now
-    settled.run(900)
-    assert settled.busiest(since, over_seconds=10) <= 50
+    settled.run(1200)
+    assert settled.busiest(since) < 50
     assert sum(node.plan.is_behind for node in settled.nodes) == 0
     assert all(
         node.news[key] == each.told
@@ -332,15 +416,15 @@ def test_5000_nodes_write_less_than_50_times_a_second(settled):
 
 
 def test_eight_engines_on_each_node_write_no_more():
-    cluster = Cluster(1000, engines=8)  # a fifth of the cluster, a fifth of the writes
-    cluster.run(7200)
-    assert cluster.busiest(0, over_seconds=30) <= 10
+    cluster = Cluster(5000, engines=8)
+    cluster.run(900)
+    assert cluster.busiest(0) < 50
     since = cluster.now
-    cluster.run(1800, changes_per_second=1000 * 8 / 300)
-    assert cluster.mean(since) <= 6
+    cluster.run(600, changes_per_second=5000 * 8 / 300, urgent_ratio=0.005)
+    assert cluster.busiest(since) < 50
 
 
 def test_a_rollout_of_agents_changes_nothing_in_the_store():
     cluster = Cluster(5000, told=(b"0", b"0")).run(300)
     assert sum(cluster.writes.values()) <= 5000 * 1.5
-    assert cluster.busiest(0, over_seconds=10) <= 50
+    assert cluster.busiest(0) < 50

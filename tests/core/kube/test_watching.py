@@ -3,12 +3,18 @@
 import asyncio
 from dataclasses import replace
 
+import msgspec
 import pytest
 
+from nearkv.health import Readiness
+from nearkv.kube.access import ApiAccess
 from nearkv.kube.listing import ListLimits
-from nearkv.kube.objects import NODES_PATH, PODS_PATH, Pod
+from nearkv.kube.objects import NODES_PATH, PODS_PATH, Node, Pod
+from nearkv.kube.watching import Watch
+from nearkv.supervising import Job, RestartLimits, supervised
 from tests.core.kube.following import QUICK, following
 from tests.doubles.api_server import ApiServerConfig, ApiServerDouble, node_object, pod_object
+from tests.integration.stack import eventually
 
 
 @pytest.fixture
@@ -166,3 +172,34 @@ async def test_pages_that_are_too_large_get_smaller(api):
 async def test_path_of_the_collection_is_asked_as_given(api):
     async with following(api):
         assert {seen.path for seen in api.record} == {NODES_PATH}
+
+
+async def test_a_watch_that_is_begun_anew_after_a_defect_lists_again():
+    """The event that the defect came with is lost else."""
+    readiness, seen = Readiness(), []
+
+    def take(kind, node):
+        if len(seen) == 0:
+            seen.append("a defect")
+            raise ValueError("a defect")
+        seen.append((kind, node.name))
+
+    async with ApiServerDouble() as api, ApiAccess.plain(api.url) as access:
+        watch = Watch(
+            access,
+            NODES_PATH,
+            decode=msgspec.json.Decoder(Node).decode,
+            on_replace=lambda nodes: seen.append([node.name for node in nodes]) if seen else None,
+            on_change=take,
+            limits=QUICK,
+        )
+        limits = RestartLimits(first_pause_seconds=0.0)
+        job = Job("nodes", watch.run)
+        async with supervised([job], readiness, check="working", limits=limits):
+            await asyncio.wait_for(watch.wait_until_synced(), 5)
+            await api.wait_for_watches()
+            api.put(node_object("new"))
+            await eventually(lambda: ["new"] in seen, what="it is listed")
+            assert [request.verb for request in api.record][:3] == ["list", "watch", "list"]
+            assert readiness.task_failures == {"nodes": 1}
+            assert readiness.is_ready

@@ -2,10 +2,12 @@
 
 from http import HTTPStatus
 
+import msgspec
 from aiohttp import web
 
 from tests.doubles.engine import answers
 from tests.doubles.engine.config import EngineDoubleConfig
+from tests.doubles.engine.generating import Generator
 from tests.doubles.engine.metrics import EngineMetrics, render_metrics
 from tests.doubles.engine.ranks import Rank
 from tests.doubles.engine.replying import VARY, Call, json_response, status_error
@@ -17,15 +19,38 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class EngineAdmin:
     """Answers what needs no model; every method is one endpoint."""
 
-    def __init__(self, config: EngineDoubleConfig, *, ranks: list[Rank], started_at: float) -> None:
+    def __init__(
+        self,
+        config: EngineDoubleConfig,
+        *,
+        ranks: list[Rank],
+        generator: Generator,
+        started_at: float,
+    ) -> None:
         self._config = config
+        self._generator = generator
         self._ranks = ranks
         self._started_at = started_at
         self._metrics = EngineMetrics(config, ranks, started_at)
 
     def models(self) -> web.Response:
         """``GET /v1/models``."""
-        return json_response(answers.models(self._config, created=int(self._started_at)))
+        adapters = self._generator.adapters
+        return json_response(answers.models(self._config, adapters, created=int(self._started_at)))
+
+    async def load_adapter(self, call: Call) -> web.StreamResponse:
+        """``POST /v1/load_lora_adapter``, as where vLLM allows that at run time."""
+        name = msgspec.json.decode(call.body)["lora_name"]
+        self._generator.load_adapter(name)
+        return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def unload_adapter(self, call: Call) -> web.StreamResponse:
+        """``POST /v1/unload_lora_adapter``."""
+        name = msgspec.json.decode(call.body)["lora_name"]
+        if not self._generator.unload_adapter(name):
+            message = f"The lora adapter '{name}' cannot be found."
+            raise ApiError(HTTPStatus.NOT_FOUND, message, "NotFoundError")
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
     def health(self) -> web.Response:
         """``GET /health``."""

@@ -3,7 +3,7 @@
 Keys that are always null in the captures stay null here: clients must cope with them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -304,9 +304,9 @@ def rendered(*, request_id: str, token_ids: list[int], model: str, asked: Body) 
     } | asked
 
 
-def models(config: EngineDoubleConfig, *, created: int) -> Body:
+def models(config: EngineDoubleConfig, adapters: Iterable[str], *, created: int) -> Body:
     """Return ``/v1/models``: the base model, then its adapters."""
-    names = [(config.model, None), *((lora, config.model) for lora in config.loras)]
+    names = [(config.model, None), *((lora, config.model) for lora in adapters)]
     data = []
     for name, parent in names:
         permission = {

@@ -19,6 +19,7 @@ from tests.doubles.engine.answers import CHAT, COMPLETION, AnswerFormat, Answeri
 from tests.doubles.engine.config import EngineDoubleConfig
 from tests.doubles.engine.faults import NO_FAULTS, Faults, FaultState
 from tests.doubles.engine.generating import Generator
+from tests.doubles.engine.other_apis import RESPONSES, OtherApis
 from tests.doubles.engine.ranks import QueueTimeoutError, Rank
 from tests.doubles.engine.recording import ReceivedRequest, RequestRecord
 from tests.doubles.engine.replying import (
@@ -37,7 +38,9 @@ from tests.doubles.engine.requests import (
     EmbeddingRequest,
     GenerateRequest,
     GenerationRequest,
+    MessagesRequest,
     RequestDecoder,
+    ResponsesRequest,
     TokenizeRequest,
 )
 from tests.doubles.engine.tokenizing import ChatOptions, Prompt, PromptTokenizer
@@ -45,6 +48,11 @@ from tests.doubles.engine.tokenizing import ChatOptions, Prompt, PromptTokenizer
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 PlainHandler = Callable[[], web.Response]
 
+_PREFIXES: dict[type, str] = {
+    ChatRequest: CHAT.id_prefix,
+    MessagesRequest: CHAT.id_prefix,
+    ResponsesRequest: "resp_",
+}
 _LOAD_FORMAT = "endpoint-load-metrics-format"
 
 
@@ -76,9 +84,14 @@ class EngineApi:
         self._faults = faults
         self._inject = inject
         self._started_at = started_at
-        self._admin = admin = EngineAdmin(config, ranks=ranks, started_at=started_at)
         self._generator = Generator(config, tokenizer=tokenizer, ranks=ranks)
+        self._admin = admin = EngineAdmin(
+            config, ranks=ranks, generator=self._generator, started_at=started_at
+        )
         self._decoder = RequestDecoder()
+        self._other = OtherApis(
+            config, tokenizer=tokenizer, generator=self._generator, render=self._render_other
+        )
         self._handlers: dict[str, tuple[str, Handler]] = {
             "/v1/completions": ("POST", self._completions),
             "/v1/chat/completions": ("POST", self._chat),
@@ -88,7 +101,11 @@ class EngineApi:
             "/inference/v1/generate": ("POST", self._generate),
             "/tokenize": ("POST", self._tokenize),
             "/sleep": ("POST", admin.sleep),
+            "/v1/load_lora_adapter": ("POST", admin.load_adapter),
+            "/v1/unload_lora_adapter": ("POST", admin.unload_adapter),
         }
+        if config.other_apis:
+            self._handlers |= self._other_handlers()
         self._plain_handlers: dict[str, tuple[str, PlainHandler]] = {
             "/v1/models": ("GET", admin.models),
             "/health": ("GET", admin.health),
@@ -99,6 +116,18 @@ class EngineApi:
             "/reset_prefix_cache": ("POST", admin.reset_prefix_cache),
             "/wake_up": ("POST", admin.wake_up),
         }
+
+    def _other_handlers(self) -> dict[str, tuple[str, Handler]]:
+        other = self._other
+        handlers: dict[str, tuple[str, Handler]] = {
+            "/v1/responses": ("POST", other.responses),
+            "/v1/messages": ("POST", other.messages),
+            "/v1/messages/count_tokens": ("POST", other.count_tokens),
+        }
+        if self._config.render_other_apis:
+            handlers["/v1/responses/render"] = ("POST", other.render_responses)
+            handlers["/v1/messages/render"] = ("POST", other.render_messages)
+        return handlers
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; the entry point of the server."""
@@ -129,6 +158,8 @@ class EngineApi:
         plain_expected, plain = self._plain_handlers.get(path, ("", None))
         if plain is not None and plain_expected == method:
             return plain()
+        if self._config.other_apis and path.startswith(f"{RESPONSES}/"):
+            return await self._other.stored_response(call)
         known = handler or plain
         raise status_error(HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND)
 
@@ -270,6 +301,12 @@ class EngineApi:
         max_tokens = asked or self._config.context_tokens - len(prompt.tokens)
         return json_response(self._rendered(call, wanted, prompt=prompt, max_tokens=max_tokens))
 
+    def _render_other(
+        self, call: Call, wanted: GenerationRequest, prompt: Prompt, max_tokens: int | None
+    ) -> web.StreamResponse:
+        self._require_scale_out()
+        return json_response(self._rendered(call, wanted, prompt=prompt, max_tokens=max_tokens))
+
     def _rendered(
         self,
         call: Call,
@@ -284,7 +321,7 @@ class EngineApi:
             "temperature": wanted.temperature,
             "top_p": wanted.top_p,
         }
-        prefix = CHAT.id_prefix if isinstance(wanted, ChatRequest) else COMPLETION.id_prefix
+        prefix = _PREFIXES.get(type(wanted), COMPLETION.id_prefix)
         return answers.rendered(
             request_id=_request_id(call.request, prefix),
             token_ids=prompt.tokens,

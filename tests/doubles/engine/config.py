@@ -17,7 +17,8 @@ class EngineDoubleConfig:
     usable. ``max_model_len`` of None means as much as the cache holds, at most 8192 tokens.
     A fixed port that is still taken is tried for ``bind_seconds``. ``missing_metrics`` names
     families (``vllm:kv_cache_usage_perc``) to leave out of /metrics. ``transfer_keys`` is a
-    JSON object of further keys for the transfer parameters of a prefill leg.
+    JSON object of further keys for the transfer parameters of a prefill leg. ``other_apis`` are
+    ``/v1/responses`` and ``/v1/messages``, which older engines lack or do not render.
 
     Raises:
         ValueError: when a size is not positive, one longest request cannot fit the cache, or
@@ -38,6 +39,9 @@ class EngineDoubleConfig:
     response_tokens: int = 16
     prompt_tokens_details: bool = True
     scale_out: bool = True
+    store_responses: bool = False
+    other_apis: bool = True
+    render_other_apis: bool = True
     embedding_size: int = 8
     tokenizer_path: Path = _CAPTURED / "tokenizer.json"
     chat_template_path: Path = _CAPTURED / "chat_template.jinja"

@@ -6,6 +6,8 @@ GENERATION_PATHS = (
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
     "/inference/v1/generate",
 )
 

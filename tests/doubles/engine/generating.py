@@ -31,6 +31,7 @@ class Generator:
         self._next_rank = 0
         self._engine_id = str(uuid.uuid4())
         self._lora_ids = {name: index for index, name in enumerate(config.loras, start=1)}
+        self._next_lora_id = len(config.loras) + 1
         self._fingerprint = f"vllm-{config.version}-{self._engine_id[:8]}"
 
     def scope(self, wanted: GenerationRequest) -> CacheScope:
@@ -54,9 +55,23 @@ class Generator:
             return None
         if model in self._lora_ids:
             return model
-        known = ", ".join([self._config.model, *self._config.loras])
+        known = ", ".join([self._config.model, *self._lora_ids])
         message = f"The model `{model}` does not exist. Valid aliases: {known}."
         raise ApiError(404, message, "NotFoundError", param="model")
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The adapters loaded now."""
+        return tuple(self._lora_ids)
+
+    def load_adapter(self, name: str) -> None:
+        """Have an adapter from now on."""
+        self._lora_ids[name] = self._next_lora_id
+        self._next_lora_id += 1
+
+    def unload_adapter(self, name: str) -> bool:
+        """Have it no longer; False where there was none."""
+        return self._lora_ids.pop(name, None) is not None
 
     def prompts(
         self, prompt: str | list[int | str | list[int]], *, add_special_tokens: bool = True

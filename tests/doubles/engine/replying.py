@@ -65,9 +65,17 @@ class ChunkWriter:
         Raises:
             ConnectionResetError: when the client is gone or the fault strikes.
         """
+        self._count()
+        await self._response.write(b"data: " + data + b"\n\n")
+
+    async def write_raw(self, data: bytes) -> None:
+        """Send bytes that are a whole event; raises as :meth:`write` does."""
+        self._count()
+        await self._response.write(data)
+
+    def _count(self) -> None:
         if self._left == 0:
             hang_up(self._call.request)
             raise ConnectionResetError("a fault cut the stream")
         if self._left is not None:
             self._left -= 1
-        await self._response.write(b"data: " + data + b"\n\n")

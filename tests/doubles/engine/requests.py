@@ -84,6 +84,24 @@ class ChatRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: msgspec.Raw = msgspec.Raw()
 
 
+class ResponsesRequest(GenerationRequest, kw_only=True):
+    """Body of /v1/responses."""
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    previous_response_id: str | None = None
+    request_id: str | None = None
+    store: bool = True
+
+
+class MessagesRequest(GenerationRequest, kw_only=True):
+    """Body of /v1/messages and /v1/messages/count_tokens."""
+
+    messages: list[dict[str, Any]]
+    system: str | list[dict[str, Any]] | None = None
+
+
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Body of /tokenize: a prompt, or messages with the options of a chat."""
 

@@ -102,22 +102,20 @@ async def test_the_token_is_shown_to_agents():
 
 @pytest.mark.skipif(not HAS_OPENSSL, reason="needs the openssl program")
 @pytest.mark.parametrize(
-    ("is_trusted", "tls_name", "is_heard"),
-    [(True, "", True), (False, "", False), (True, "elsewhere", False)],
+    ("is_trusted", "name", "reason"),
+    [(True, "", ""), (False, "", "tls_untrusted"), (True, "elsewhere", "tls_other_name")],
     ids=["its-ca", "another-ca", "another-name"],
 )
-async def test_agents_over_tls_are_known_by_their_ca_and_name(
-    tmp_path, is_trusted, tls_name, is_heard
-):
+async def test_agents_over_tls_are_known_by_their_ca_and_name(tmp_path, is_trusted, name, reason):
     pair, other = make_pair(tmp_path, "agents"), make_pair(tmp_path, "other")
-    files = ClientFiles((pair if is_trusted else other).cert)
-    trust = AgentTrust(certificates=ClientCertificates(files), tls_name=tls_name)
+    files = ClientFiles((pair if is_trusted else other).cert, name=name)
+    trust = AgentTrust(certificates=ClientCertificates(files))
     serving = Transport(tls=load_context(CertificateFiles(pair.cert, pair.key)))
     async with collecting(transport=serving, trust=trust) as (at_work, agents):
         agents.add("n1")
         at_work.follow("n1")
-        await (at_work.heard() if is_heard else at_work.failed("disconnected", times=2))
-        assert (at_work.report() is not None) == is_heard
+        await (at_work.failed(reason, times=2) if reason else at_work.heard())
+        assert (at_work.report() is None) == bool(reason)
 
 
 async def test_no_news_keeps_a_report_fresh():
@@ -178,7 +176,7 @@ async def test_a_sequence_that_falls_is_counted_and_does_not_count():
         ("breaks", "disconnected"),
         ("not modified", "refused"),
         ("redirects", "refused"),
-        ("401", "refused"),
+        ("401", "unauthorized"),
         ("404", "refused"),
         ("500", "refused"),
         ("204", "refused"),

@@ -2,7 +2,8 @@
 """Ask a component for its health and its series, as `helm test` does.
 
 ``ask.py URL SERIES``: ends with status 1 unless URL/readyz answers 200 and URL/metrics has SERIES.
-The variable TOKEN is shown as bearer token; the variable CA_FILE names the authority for https.
+The variable TOKEN is shown as bearer token; for https, CA_FILE names the authority, and CERT_FILE
+with KEY_FILE the certificate that is shown.
 """
 
 import os
@@ -23,6 +24,8 @@ def fetch(url: str, *, token: str, ca_file: str) -> str:
         raise SystemExit(f"{url}: not an HTTP URL")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     context = ssl.create_default_context(cafile=ca_file) if ca_file else None
+    if context and "CERT_FILE" in os.environ:
+        context.load_cert_chain(os.environ["CERT_FILE"], os.environ["KEY_FILE"])
     request = Request(url, headers=headers)  # noqa: S310 (checked above)
     with urlopen(request, timeout=_TIMEOUT_SECONDS, context=context) as answer:  # noqa: S310 (as above)
         return str(answer.read().decode())

@@ -56,6 +56,34 @@ helm.sh/chart: {{ printf "%s-%s" $top.Chart.Name $top.Chart.Version | replace "+
     secretKeyRef: {name: {{ include "nearkv.authSecret" (index . 0) }}, key: {{ index . 2 }}}
 {{- end -}}
 
+{{/* Secrets of TLS: (list . "agent"), reader, extender. */}}
+{{- define "nearkv.tlsSecret" -}}
+{{- $top := index . 0 -}}
+{{- get $top.Values.tls (printf "%sSecret" (index . 1)) | default (printf "%s-%s-tls" (include "nearkv.fullname" $top) (index . 1)) -}}
+{{- end -}}
+
+{{/* The Service of the agents that the ingress follows, as name and namespace; {} for none. */}}
+{{- define "nearkv.followedService" -}}
+{{- $host := .Values.ingress.agentService | default (ternary (printf "%s-agent.%s" (include "nearkv.fullname" .) .Release.Namespace) "" .Values.agent.enabled) -}}
+{{- if and .Values.ingress.enabled (not .Values.ingress.agents) $host -}}
+{{- $parts := splitList "." $host -}}
+{{- dict "name" (first $parts) "namespace" (first (concat (rest $parts) (list .Release.Namespace))) | toYaml -}}
+{{- else -}}
+{}
+{{- end -}}
+{{- end -}}
+
+{{/* What agents' certificates are for. */}}
+{{- define "nearkv.agentName" -}}
+{{- if .Values.tls.agentName -}}
+{{- .Values.tls.agentName -}}
+{{- else if .Values.agent.enabled -}}
+{{- printf "%s-agent.%s.svc" (include "nearkv.fullname" .) .Release.Namespace -}}
+{{- else -}}
+{{- .Values.ingress.agentService -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What all our containers that need no more run with. */}}
 {{- define "nearkv.containerSecurity" -}}
 allowPrivilegeEscalation: false

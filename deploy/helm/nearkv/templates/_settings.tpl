@@ -5,9 +5,14 @@
 {{- $transfer := dict -}}
 {{- if $agent.transfer.enabled -}}
 {{- $transfer = dict "socket_dir" $agent.transfer.socketDir "peer_listen" "0.0.0.0:9471" "require_rdma" $agent.rdma.required -}}
+{{- $probes := include "nearkv.probeLevels" . | fromYaml -}}
+{{- $_ := set $transfer "probes" (merge $probes (dict "service" (printf "%s-agent" (include "nearkv.fullname" .)) "namespace" .Release.Namespace)) -}}
 {{- with $agent.transfer.allowedUids -}}
 {{- $own := ternary 0 65532 $agent.runAsRoot -}}
 {{- $_ := set $transfer "allowed_uids" (concat (list $own 0) . | uniq) -}}
+{{- end -}}
+{{- if .Values.tls.enabled -}}
+{{- $_ := set $transfer "peer_tls" (dict "cert" "/etc/nearkv-tls/tls.crt" "key" "/etc/nearkv-tls/tls.key" "ca" "/etc/nearkv-tls/ca.crt" "name" (include "nearkv.agentName" .)) -}}
 {{- end -}}
 {{- end -}}
 {{- $links := dict "enabled" $agent.links.hostSys "root" "/host" -}}
@@ -20,10 +25,18 @@
     "gpu" $gpu
     "waking" (dict "enabled" (and $agent.waking.enabled $agent.gpu.enabled))
     "drain_seconds" 5 -}}
+{{- if .Values.tls.enabled -}}
+{{- $_ := set $settings "tls" (dict "cert" "/etc/nearkv-tls/tls.crt" "key" "/etc/nearkv-tls/tls.key" "client_ca" "/etc/nearkv-tls/ca.crt") -}}
+{{- end -}}
 {{- if not $agent.workerStatus.enabled -}}
 {{- $_ := set $settings "worker_status" (dict "enabled" "off") -}}
 {{- end -}}
 {{- toYaml (mergeOverwrite $settings (deepCopy $agent.config)) -}}
+{{- end -}}
+
+{{/* How agents are asked over TLS, by whoever has the readers' certificate. */}}
+{{- define "nearkv.readerTls" -}}
+{{- dict "ca" "/etc/nearkv-agents-tls/ca.crt" "cert" "/etc/nearkv-agents-tls/tls.crt" "key" "/etc/nearkv-agents-tls/tls.key" "name" (include "nearkv.agentName" .) | toYaml -}}
 {{- end -}}
 
 {{- define "nearkv.extender.settings" -}}
@@ -35,6 +48,9 @@
 {{- $selector = append $selector (printf "%s=%s" $key $value) -}}
 {{- end -}}
 {{- $agents = dict "selector" (join "," $selector) "namespace" .Release.Namespace -}}
+{{- if .Values.tls.enabled -}}
+{{- $agents = merge $agents (dict "scheme" "https" "tls" (include "nearkv.readerTls" . | fromYaml)) -}}
+{{- end -}}
 {{- end -}}
 {{- $settings := dict
     "log_level" $extender.logLevel
@@ -44,7 +60,7 @@
     "distance" (dict "preset" $extender.distancePreset)
     "limits" (dict "max_body_bytes" 16777216)
     "drain_seconds" 10 -}}
-{{- if ne $extender.tls.mode "off" -}}
+{{- if ne (include "nearkv.extender.tlsMode" .) "off" -}}
 {{- $_ := set $settings "tls" (dict "cert" "/etc/nearkv-tls/tls.crt" "key" "/etc/nearkv-tls/tls.key") -}}
 {{- end -}}
 {{- toYaml (mergeOverwrite $settings (deepCopy $extender.config)) -}}
@@ -58,6 +74,12 @@
     "drain_seconds" 30 -}}
 {{- with $ingress.agents -}}
 {{- $_ := set $settings "agents" . -}}
+{{- end -}}
+{{- with include "nearkv.followedService" . | fromYaml -}}
+{{- $_ := set $settings "agent_service" (merge (dict "scheme" (ternary "https" "http" $.Values.tls.enabled)) .) -}}
+{{- end -}}
+{{- if .Values.tls.enabled -}}
+{{- $_ := set $settings "agent_tls" (include "nearkv.readerTls" . | fromYaml) -}}
 {{- end -}}
 {{- if $ingress.tenantsSecret -}}
 {{- $_ := set $settings "tenants" (dict "file" "/etc/nearkv-tenants/tenants.yaml") -}}
@@ -79,8 +101,14 @@
 {{- end -}}
 
 {{/* Settings that the chart owns, because other objects have to agree with them. */}}
+{{- define "nearkv.extender.tlsMode" -}}
+{{- ternary "secret" .Values.extender.tls.mode .Values.tls.enabled -}}
+{{- end -}}
+
 {{- define "nearkv.extender.tlsSecret" -}}
-{{- if eq .Values.extender.tls.mode "secret" -}}
+{{- if .Values.tls.enabled -}}
+{{- include "nearkv.tlsSecret" (list . "extender") -}}
+{{- else if eq .Values.extender.tls.mode "secret" -}}
 {{- .Values.extender.tls.existingSecret -}}
 {{- else -}}
 {{- include "nearkv.fullname" . }}-extender-tls

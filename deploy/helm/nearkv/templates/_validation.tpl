@@ -19,13 +19,24 @@
 {{- if eq .Values.scheduler.name "default-scheduler" -}}
 {{- fail "scheduler.name: default-scheduler is the cluster's own" -}}
 {{- end -}}
-{{- if and (eq .Values.extender.tls.mode "secret") (not .Values.extender.tls.existingSecret) -}}
+{{- if and .Values.tls.enabled (not (include "nearkv.agentName" .)) (or .Values.ingress.enabled .Values.extender.enabled) -}}
+{{- fail "tls.agentName: say what the agents' certificates are for, such as nearkv-agent.nearkv.svc" -}}
+{{- end -}}
+{{- if and .Values.tls.enabled .Values.extender.enabled (or .Values.extender.tls.existingSecret .Values.extender.tls.issuerRef.name) -}}
+{{- fail "extender.tls: with tls.enabled the extender serves tls.extenderSecret; leave it out" -}}
+{{- end -}}
+{{- range .Values.ingress.agents -}}
+{{- if and $.Values.tls.enabled (hasPrefix "http://" .) -}}
+{{- fail (printf "ingress.agents: %s: with tls.enabled agents are asked over https" .) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq (include "nearkv.extender.tlsMode" .) "secret") (not .Values.tls.enabled) (not .Values.extender.tls.existingSecret) -}}
 {{- fail "extender.tls.existingSecret: name the Secret with tls.crt, tls.key and ca.crt" -}}
 {{- end -}}
 {{- if and (eq .Values.extender.tls.mode "cert-manager") (not .Values.extender.tls.issuerRef.name) -}}
 {{- fail "extender.tls.issuerRef.name: name the issuer" -}}
 {{- end -}}
-{{- range $component, $keys := dict "agent" (list "listen" "node") "extender" (list "listen" "tls") "ingress" (list "listen" "agents" "mode") -}}
+{{- range $component, $keys := dict "agent" (list "listen" "node") "extender" (list "listen" "tls") "ingress" (list "listen" "agents" "agent_service" "mode") -}}
 {{- range $key := $keys -}}
 {{- if hasKey (index $.Values $component).config $key -}}
 {{- fail (printf "%s.config.%s: other objects depend on it; the chart sets it" $component $key) -}}

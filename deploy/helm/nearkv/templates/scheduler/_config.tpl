@@ -1,6 +1,6 @@
 {{- define "nearkv.scheduler.config" -}}
 {{- $scheduler := .Values.scheduler -}}
-{{- $tls := ne .Values.extender.tls.mode "off" -}}
+{{- $tls := ne (include "nearkv.extender.tlsMode" .) "off" -}}
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
 leaderElection:

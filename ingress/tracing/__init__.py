@@ -1,0 +1,1 @@
+"""Spans of requests, made from their records; OpenTelemetry is loaded only where it is on."""

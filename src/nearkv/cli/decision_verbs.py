@@ -1,0 +1,111 @@
+"""The options of ``nearkv decisions`` and ``nearkv explain``."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+explain = typer.Typer(help="Say why something was decided.", no_args_is_help=True)
+
+
+class DecisionOutput(Enum):
+    """Forms of output."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+_Ingresses = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ingress",
+        metavar="URL",
+        help="An ingress; repeatable. Default: NEARKV_INGRESS, comma-separated.",
+    ),
+]
+_Token = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", envvar="NEARKV_TOKEN", help="Bearer token of the ingress."),
+]
+_Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.1, help="Deadline of each request in seconds.")
+]
+_Output = Annotated[DecisionOutput, typer.Option("-o", "--output", help="Form.")]
+_Ca = Annotated[
+    Path | None, typer.Option("--ca", envvar="NEARKV_CA", help="CA (PEM) of those asked.")
+]
+_TlsName = Annotated[
+    str,
+    typer.Option(
+        metavar="TEXT", envvar="NEARKV_TLS_NAME", help="Name to find in their certificates."
+    ),
+]
+
+
+@explain.callback()
+def explain_root() -> None:
+    """Say why something was decided."""
+
+
+@explain.command("request", short_help="Say why a request went where it did.")
+def explain_request(  # noqa: PLR0913, PLR0917 - one parameter per option
+    request: Annotated[str, typer.Argument(metavar="ID", help="Its X-Request-Id.")],
+    ingresses: _Ingresses = None,
+    limit: Annotated[int, typer.Option(min=1, help="Engines to show.")] = 20,
+    output: _Output = DecisionOutput.TABLE,
+    token: _Token = None,
+    ca: _Ca = None,
+    tls_name: _TlsName = "",
+    timeout_seconds: _Timeout = 5.0,
+) -> None:
+    """Say why a request went where it did: each engine's terms, and what happened then."""
+    from nearkv.certificates import ClientFiles  # noqa: PLC0415 - keeps --help quick
+    from nearkv.cli.decisions import Ask, run_explain_request  # noqa: PLC0415 - as above
+
+    ask = Ask(
+        ingresses=ingresses or [],
+        output=output.value,
+        token=token,
+        files=ClientFiles(ca, None, None, tls_name),
+        timeout_seconds=timeout_seconds,
+    )
+    raise typer.Exit(run_explain_request(ask, request, limit=limit))
+
+
+def decisions(  # noqa: PLR0913, PLR0917 - one parameter per option
+    ingresses: _Ingresses = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Requests to show.")] = 20,
+    model: Annotated[str, typer.Option(metavar="TEXT", help="Only of this model.")] = "",
+    engine: Annotated[str, typer.Option(metavar="ID", help="Only those that it served.")] = "",
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Only with this reason.")] = "",
+    min_error_ratio: Annotated[
+        float | None,
+        typer.Option(min=0, help="Only those whose first token was predicted that far off."),
+    ] = None,
+    output: _Output = DecisionOutput.TABLE,
+    token: _Token = None,
+    ca: _Ca = None,
+    tls_name: _TlsName = "",
+    timeout_seconds: _Timeout = 5.0,
+) -> None:
+    """Show the latest requests: where they went, why, and how long they took."""
+    from nearkv.certificates import ClientFiles  # noqa: PLC0415 - keeps --help quick
+    from nearkv.cli.decisions import Ask, run_decisions  # noqa: PLC0415 - as above
+
+    ask = Ask(
+        ingresses=ingresses or [],
+        output=output.value,
+        token=token,
+        files=ClientFiles(ca, None, None, tls_name),
+        timeout_seconds=timeout_seconds,
+    )
+    asked = {
+        "model": model,
+        "engine": engine,
+        "reason": reason,
+        "min_error_ratio": "" if min_error_ratio is None else str(min_error_ratio),
+    }
+    query = {name: value for name, value in asked.items() if value}
+    raise typer.Exit(run_decisions(ask, query, limit=limit))
