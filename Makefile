@@ -14,7 +14,7 @@ export PATH := $(CURDIR)/build/tools/usr/bin:$(PATH)
 ENVOY_VENV := .venv-envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all lint format render promtool docs bench-index bench-transfer bench-ingress bench-extender bench-placement bench-routing bench-agent bench-fleet bench-chaos test-hosts test-cluster check-gpu clean
+.PHONY: help setup run demo test test-all lint format render promtool docs bench-index bench-transfer bench-ingress bench-extender bench-placement bench-routing bench-peers bench-policies bench-agent bench-fleet bench-chaos test-hosts test-cluster check-gpu clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,6 +110,9 @@ bench-placement: $(VENV)/.stamp ## Predicted KV fetch time in a simulated cluste
 
 bench-routing: $(VENV)/.stamp ## The public trace over 16 simulated engines, beside other routers' policies (3 minutes, TRACE=)
 	@$(RUN) -m tests.benchmarks.bench_routing
+
+bench-policies: setup ## Policies on real vLLM: hit rate, time to the first token and its prediction (POLICIES=, SEED=; 8 minutes)
+	@$(RUN) -m tests.benchmarks.bench_policies
 
 bench-agent: $(VENV)/.stamp ## A node's agent under the KV events of eight engines, and idle (2 minutes)
 	@$(RUN) -m tests.benchmarks.bench_agent

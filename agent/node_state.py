@@ -99,8 +99,7 @@ class NodeState:
         self.changed()
 
     def changed(self) -> None:
-        """Say that there may be something to send, and that tables may have grown."""
-        keep_within(self.trackers.values(), self._tables_limit_bytes)
+        """Say that there may be something to send."""
         if self.log.is_urgent:
             self._seal()
         elif self._flush is None and self.log.has_pending:
@@ -113,6 +112,8 @@ class NodeState:
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
+        # Here and not at each change: a node may have a hundred ranks to look at.
+        keep_within(self.trackers.values(), self._tables_limit_bytes)
         if self.log.seal() is not None:
             self._sealed_at = self._now()
             news, self._news = self._news, asyncio.Event()

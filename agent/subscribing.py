@@ -41,7 +41,7 @@ class SubscriptionLimits:
     """Bounds of a subscription."""
 
     queue_messages: int = 10_000
-    message_bytes: int = 16 << 20
+    message_bytes: int = 32 << 20
     replay_step_seconds: float = 5.0
     replay_messages: int = 100_000
     replay_bytes: int = 256 << 20

@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -52,6 +52,8 @@ class Played:
     """What came of a workload: seconds to each first token, and tokens."""
 
     first_tokens: list[float] = field(default_factory=list)
+    first_token_of: dict[str, float] = field(default_factory=dict)
+    """The same by request id."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     engines: dict[str, int] = field(default_factory=dict)
@@ -114,9 +116,14 @@ async def play(url: str, workload: Sequence[Conversation], *, model: str) -> Pla
 
         async def converse(conversation: Conversation) -> None:
             await asyncio.sleep(began + conversation.starts_at - time.perf_counter())
-            for prompt, pause in zip(conversation.prompts, conversation.pauses, strict=True):
+            turns = zip(conversation.prompts, conversation.pauses, strict=True)
+            for number, (prompt, pause) in enumerate(turns):
+                headers = {
+                    "X-Session-ID": conversation.name,
+                    "X-Request-Id": f"{conversation.name}-{number}",
+                }
                 try:
-                    await _ask(session, url, conversation.name, prompt, model, played)
+                    await _ask(session, url, headers, prompt, model, played)
                 except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                     played.failed.append(repr(error))
                 await asyncio.sleep(pause)
@@ -126,7 +133,12 @@ async def play(url: str, workload: Sequence[Conversation], *, model: str) -> Pla
 
 
 async def _ask(
-    session: aiohttp.ClientSession, url: str, name: str, prompt: str, model: str, played: Played
+    session: aiohttp.ClientSession,
+    url: str,
+    headers: Mapping[str, str],
+    prompt: str,
+    model: str,
+    played: Played,
 ) -> None:
     """Send one turn and count what came of it; raises ``ValueError`` for a broken answer."""
     body = {
@@ -140,7 +152,7 @@ async def _ask(
     sent_at = time.perf_counter()
     async with (
         asyncio.timeout(_DEADLINE_SECONDS),
-        session.post(f"{url}/v1/completions", json=body, headers={"X-Session-ID": name}) as answer,
+        session.post(f"{url}/v1/completions", json=body, headers=headers) as answer,
     ):
         if answer.status != 200:
             raise ValueError(f"{answer.status}: {(await answer.text())[:200]}")
@@ -152,6 +164,7 @@ async def _ask(
     if usage is None:
         raise ValueError("the answer ended without usage")
     played.first_tokens.append(first_at - sent_at)
+    played.first_token_of[headers["X-Request-Id"]] = first_at - sent_at
     played.prompt_tokens += usage["prompt_tokens"]
     played.cached_tokens += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     engine = answer.headers.get("x-nearkv-engine", "")

@@ -7,7 +7,7 @@ so that tests can keep it busy. Each test has an agent, an API server and docume
 import asyncio
 import itertools
 import random
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import aiohttp
 import pytest
@@ -24,6 +24,7 @@ from nearkv.serving import running
 from tests.agent.kubernetes.things import engine_pod
 from tests.agent.worker_status.things import documented_rights
 from tests.doubles.api_server import ApiServerDouble
+from tests.doubles.api_server.store import ApiProblemError
 from tests.integration.stack import ANY_PORT, eventually
 
 pytestmark = [
@@ -175,8 +176,10 @@ class Site:
         """Wait until the pod's WorkerStatus lists these prefixes."""
 
         def cached():
-            found = self.api.get("WorkerStatus", "e") or {}
-            return found.get("status", {}).get("cachedPrefixes", [])
+            with suppress(ApiProblemError):  # it is written a moment after the start
+                found = self.api.get("WorkerStatus", "e")
+                return found.get("status", {}).get("cachedPrefixes", [])
+            return None
 
         await eventually(
             lambda: cached() == prefixes, what=f"cachedPrefixes is {prefixes}", seconds=SECONDS

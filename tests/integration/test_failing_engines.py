@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import socket
+import time
 
 import pytest
 
@@ -238,6 +239,21 @@ async def test_a_draining_engine_gets_nothing_new_but_where_nobody_else_is_left(
         assert (response.status, response.headers["x-nearkv-engine"]) == (200, holder)
 
 
+async def test_an_open_breaker_is_tried_before_a_draining_engine_that_has_the_prompt():
+    async with double() as a, double() as b, small_fleet(a, b) as (ingress, agent):
+        response, _ = await ingress.complete(DOCUMENT)
+        holder = response.headers["x-nearkv-engine"]
+        (other,) = {"a", "b"} - {holder}
+        agent.state.trackers[holder].drain()
+        agent.state.changed()
+        await ingress.synced(agent)
+        know = ingress.knowledge
+        incarnation = know.fleet.engines[other].info.incarnation
+        know.suspects.failed(other, incarnation, time.monotonic())
+        response, _ = await ingress.complete(DOCUMENT)
+        assert (response.status, response.headers["x-nearkv-engine"]) == (200, other)
+
+
 # -- Black holes -------------------------------------------------------------------------
 
 
@@ -286,6 +302,16 @@ async def test_an_engine_that_takes_requests_and_never_answers_loses_them_by_its
         assert (await counts(ingress, "retries"))[("lost",)] >= 1
         await nothing_is_left(ingress)
         await eventually(lambda: hung.record.aborted >= 1, what="the hung engine's are dropped")
+
+
+async def test_an_engine_that_is_silent_to_the_last_deadline_is_left_alone():
+    async with double() as a, double() as b:
+        settings = {"deadlines": {"first_byte_seconds": 0.3}, "breaker": {"failures": 1}}
+        async with in_front_of(a, b, **settings) as ingress:
+            await a.inject(Faults(hang_seconds=60.0))
+            statuses = [(await ingress.complete("hello"))[0].status for _ in range(4)]
+            assert sorted(statuses) == [200, 200, 200, 504]
+            assert (await breakers(ingress))["s0"] == "open"
 
 
 async def test_a_streamed_answer_much_later_than_predicted_is_asked_of_another_engine():

@@ -24,8 +24,8 @@ UNKNOWN = "-"
 # As in status: long lines are left to the terminal.
 _TABLE_WIDTH = 10_000
 _COLUMNS = (
-    *("POLICY", "HIT RATE", "TTFT P50", "P90", "P99"),
-    *("TPOT P50", "P90", "P99", "SKEW", "SPLIT", "REFUSED"),
+    *("POLICY", "HIT RATE", "TTFT MS P50", "P90", "P99"),
+    *("TPOT MS P50", "P90", "P99", "SKEW", "SPLIT", "REFUSED"),
 )
 
 
@@ -90,7 +90,7 @@ def _milliseconds(values: Percentiles) -> tuple[str, ...]:
 
 
 def _ms(value: float) -> str:
-    return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms"  # noqa: PLR2004 (three digits)
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"  # noqa: PLR2004 (three digits)
 
 
 def _write_page(path: Path, trace: str, rows: Sequence[Row]) -> None:
