@@ -115,7 +115,22 @@ class Decider:
             quotes=plan.quotes,
             first_token_ms=None if expected is None else round(expected.first_token_ms, 3),
         )
-        self._log.info("decision", decision=record)
+        self._log.info(
+            "decision",
+            request_id=record.request_id,
+            model=record.model,
+            engine=record.engine,
+            reason=record.reason,
+            rung=record.rung,
+            attempt=attempt,
+            prompt_tokens=record.prompt_tokens,
+            predicted_cached_tokens=record.predicted_cached_tokens,
+            tokens_from=record.tokens_from,
+            first_token_ms=record.first_token_ms,
+        )
+        # All that it stood on is in the record (/v1/explain); a line of that would be the dearest
+        # part of a decision.
+        self._log.debug("decision_inputs", decision=record)
         self._metrics.decisions.add(record.policy, record.reason, record.rung)
         if plan.record is not None:
             self._metrics.pd.decisions.add(plan.record.outcome, plan.record.why)

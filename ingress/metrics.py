@@ -8,38 +8,11 @@ from prometheus_client.registry import Collector
 
 from nearkv.ingress.fleet import Fleet
 from nearkv.ingress.ledger import Ledger
+from nearkv.ingress.tallies import Spread, Spreads, Tally
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _ROUTING_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1)
 _RATIOS = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4, 10)
-
-
-class Tally(Collector):
-    """A counter by label values for the hot path: a dict entry, read out when scraped.
-
-    The library's own counters take a lock and check their labels at every increment; with
-    one event loop neither is needed.
-    """
-
-    def __init__(
-        self, name: str, text: str, labels: tuple[str, ...], registry: CollectorRegistry
-    ) -> None:
-        self._name = name
-        self._text = text
-        self._labels = labels
-        self._counts: dict[tuple[str, ...], int] = {}
-        registry.register(self)
-
-    def add(self, *labels: str, by: int = 1) -> None:
-        """Count ``by`` more under these label values."""
-        self._counts[labels] = self._counts.get(labels, 0) + by
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the one family."""
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, count in self._counts.items():
-            family.add_metric(labels, count)
-        yield family
 
 
 class PdMetrics:
@@ -129,20 +102,19 @@ class IngressMetrics:
             "Routing decisions, by policy, reason and the freshness rung they stood on.",
             *("policy", "reason", "rung"),
         )
-        self._first_byte_by: dict[str, Histogram] = {}
-        self._first_byte_seconds = Histogram(
+        self._first_byte_seconds = Spreads(
             "nearkv_ingress_first_byte_seconds",
             "From the request's arrival to the first byte of the answer.",
-            ("reason",),
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
+            registry,
+            label="reason",
         )
-        self.routing_seconds = Histogram(
+        self.routing_seconds = Spreads(
             "nearkv_ingress_routing_seconds",
             "From the request's arrival to its dispatch, tokenization included.",
-            buckets=_ROUTING_SECONDS,
-            registry=registry,
-        )
+            _ROUTING_SECONDS,
+            registry,
+        ).of()
         self.prompt_tokens = tally("prompt_tokens", "Prompt tokens routed.")
         self.predicted_tokens = tally(
             "predicted_cached_tokens",
@@ -206,12 +178,9 @@ class IngressMetrics:
         self.pd = PdMetrics(registry)
         self.admission = AdmissionMetrics(registry)
 
-    def first_byte(self, reason: str) -> Histogram:
+    def first_byte(self, reason: str) -> Spread:
         """Return the histogram of first bytes for a routing reason."""
-        child = self._first_byte_by.get(reason)
-        if child is None:
-            child = self._first_byte_by[reason] = self._first_byte_seconds.labels(reason)
-        return child
+        return self._first_byte_seconds.of(reason)
 
 
 class FleetCollector(Collector):

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from nearkv.ingress.metrics import Tally
+from nearkv.ingress.tallies import Tally
 
 
 class ExtProcMetrics:

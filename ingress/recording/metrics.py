@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nearkv.ingress.metrics import Tally
 from nearkv.ingress.recording.ring import RecordRing
+from nearkv.ingress.tallies import Tally
 
 
 class RecordMetrics:

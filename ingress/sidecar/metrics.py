@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Histogram
 
-from nearkv.ingress.metrics import Tally
+from nearkv.ingress.tallies import Tally
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 

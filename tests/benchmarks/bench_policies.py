@@ -76,7 +76,7 @@ async def _start_engines(stack: AsyncExitStack) -> list[Engine]:
             folder,
             name=f"e{number}",
             model_name=_MODEL,
-    X
+            extra_args=("--num-gpu-blocks-override", str(_BLOCKS), "--max-model-len", "4096"),
             extra_env={"VLLM_SERVER_DEV_MODE": "1"},  # offers /reset_prefix_cache
         )
         for number in range(_ENGINES)
@@ -129,9 +129,9 @@ def predictions_in(lines: Sequence[str]) -> dict[str, float]:
 
 def _predictions(lines: Sequence[str]) -> Iterator[tuple[str, float]]:
     for line in lines:
-        decision = json.loads(line).get("decision") or {}
-        if decision.get("first_token_ms") is not None:
-            yield decision["request_id"], decision["first_token_ms"]
+        told = json.loads(line)
+        if told["event"] == "decision" and told["first_token_ms"] is not None:
+            yield told["request_id"], told["first_token_ms"]
 
 
 def _figures(played: Played, predicted_ms: Mapping[str, float]) -> dict[str, float]:
