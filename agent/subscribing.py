@@ -27,7 +27,7 @@ _END_OF_REPLAY = -1
 _DRAIN_MESSAGES = 64
 """Messages taken without yielding, so that HTTP consumers are never starved."""
 _SLICE_SECONDS = 0.005
-"""A replay may bring ten thousand messages, a second's work: so long others wait for it."""
+"""Longest time of taking messages without yielding; a replay may bring a second's work."""
 _MOST_SEQ = 1 << 62
 """A number beyond is nonsense, and one more would not fit into the question for a replay."""
 _MAX_SOCKETS = 16_384
@@ -158,8 +158,11 @@ class EventSubscription:
         plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket)
         while True:
             await self._handle(await socket.recv_multipart())
+            began = self._now()
             with suppress(zmq.Again):
                 for _ in range(_DRAIN_MESSAGES):
+                    if self._now() - began > _SLICE_SECONDS:
+                        break
                     await self._handle(plain.recv_multipart(zmq.NOBLOCK))
             self._changed()
             await asyncio.sleep(0)

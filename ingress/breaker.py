@@ -65,6 +65,7 @@ class Breaker:
     """End of the pause while open; ``None`` while closed."""
     trial_until: float | None = None
     closed_at: float = 0.0
+    failed_at: float = 0.0
     outcomes: deque[tuple[float, bool]] = field(
         default_factory=lambda: deque(maxlen=_OUTCOMES_KEPT)
     )
@@ -108,6 +109,7 @@ class Breaker:
         was = self.state_at(now)
         on_trial = self.has_trial(now)
         self.in_a_row += 1
+        self.failed_at = now
         self.outcomes.append((now, False))
         self.trial_until = None
         opens = was is BreakerState.HALF_OPEN or (was is BreakerState.OPEN and on_trial)
@@ -137,8 +139,7 @@ class Breaker:
         """Tell whether there is nothing left to remember."""
         if self.until is not None or self.in_a_row:
             return False
-        last_bad = max((at for at, good in self.outcomes if not good), default=self.closed_at)
-        return now - max(last_bad, self.closed_at) > self.rules.longest_seconds
+        return now - max(self.failed_at, self.closed_at) > self.rules.longest_seconds
 
     def retract(self, strike: Strike) -> None:
         """Take a failure back."""

@@ -30,7 +30,8 @@ class RecentCount:
 
     def add(self, now: float) -> None:
         """Count one."""
-        self._turn(now)
+        if now - self.began_at >= self.window_seconds:
+            self._turn(now)
         self.present += 1
 
     def at(self, now: float) -> float:

@@ -109,16 +109,12 @@ class Suspects:
         is about to close. Of open breakers, the one that is tried next by itself comes first;
         while its trial is under way, the one after it, and so on.
         """
-        left = []
         for view in views:
             info = view.info
-            if info.id in tried:
-                continue
-            if info.state is EngineState.READY and not self.is_suspect(
-                info.id, info.incarnation, now
-            ):
+            is_able = info.state is EngineState.READY and info.id not in tried
+            if is_able and not self.is_suspect(info.id, info.incarnation, now):
                 return views
-            left.append(view)
+        left = [view for view in views if view.info.id not in tried]
         for state in _WORTH:
             of_state = [view for view in left if view.info.state is state]
             if of_state:

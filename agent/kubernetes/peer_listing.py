@@ -17,13 +17,14 @@ from typing import Any
 import msgspec
 import structlog
 
-from nearkv.agent.kubernetes.peer_slices import SERVICE_LABEL, PeerSlice, peers_of, slices_path
+from nearkv.agent.kubernetes.peer_slices import peers_of
 from nearkv.agent.probes.neighbours import ZONE_LABEL, Neighbours, near_on_the_ring
 from nearkv.agent.probes.peers import Peer
 from nearkv.agent.probes.service import why_off
 from nearkv.agent.settings import AgentSettings
 from nearkv.health import Readiness
 from nearkv.kube.access import ApiAccess
+from nearkv.kube.endpoint_slices import SERVICE_LABEL, EndpointSlice, slices_path
 from nearkv.kube.errors import ApiError
 from nearkv.kube.events import EventReader
 from nearkv.kube.listing import Lister, ListLimits, Selection
@@ -87,7 +88,7 @@ class PeerListing:
         self._draw = draw
         self._agents = 0
         self._listed_at: float | None = None
-        self._decoder = msgspec.json.Decoder(PeerSlice)
+        self._decoder = msgspec.json.Decoder(EndpointSlice)
         self.outcomes: Counter[str] = Counter()
         """Lists by outcome."""
         self.problem = ""
@@ -134,7 +135,7 @@ class PeerListing:
 
     async def _list(self, access: ApiAccess) -> None:
         own = self._settings
-        slices: list[PeerSlice] = []
+        slices: list[EndpointSlice] = []
 
         async def take(items: list[msgspec.Raw]) -> None:
             for raw in items:

@@ -11,8 +11,11 @@ from nearkv.agent.probes.service import Probing
 from nearkv.agent.settings import TransferSettings
 from nearkv.agent.transfer.abilities import AGENT_MODE
 from nearkv.agent.transfer.assembling import Surroundings, Workings
+from nearkv.agent.transfer.compatibility import digest_compatibility
 from nearkv.agent.transfer.metrics import TransferGauges
 from nearkv.agent.transfer.registry import Registration
+from nearkv.transfer.messages import PROTOCOL
+from nearkv.transfer.packet import MAJOR, MINOR
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -24,6 +27,8 @@ def describe_transfer(
     engines = workings.registry.engines.values()
     return {
         "peer_url": peer_url,
+        "protocol": PROTOCOL,
+        "packet": f"{MAJOR}.{MINOR}",
         "engines": [_describe_engine(engine) for engine in engines],
         "leases": _count_leases(workings),
         "readers": workings.source.grants,
@@ -79,6 +84,7 @@ def _describe_engine(engine: Registration) -> dict[str, Any]:
         "epoch": engine.epoch,
         "tenant": engine.tenant,
         "complete": engine.is_complete,
+        "compat": digest_compatibility(engine.compatibility) if engine.is_complete else None,
         "workers": len(engine.workers),
         "ranks": engine.ranks or None,
         "scheduler": scheduler is not None,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client import CollectorRegistry
 
+from nearkv.ingress.cost_planning import Expected
 from nearkv.ingress.engine_failures import FailureKind
 from nearkv.ingress.failure_settings import HedgeSettings
 from nearkv.ingress.forwarding import Opened, RetryableFailureError
@@ -121,3 +122,31 @@ async def test_a_caller_that_is_cancelled_ends_both():
     assert (first.closes, second.closes) == (0, 1)
     others = asyncio.all_tasks() - {asyncio.current_task()}
     assert not others
+
+
+@pytest.mark.parametrize(
+    ("settings", "stream", "split", "seconds"),
+    [
+        ({"after_ms": 50.0}, True, None, 0.05),
+        ({"after_ms": 50.0}, False, None, None),
+        ({"after_ms": 50.0, "streamed_only": False}, False, None, 0.05),
+        ({"after_ms": 50.0}, True, object(), None),
+        ({}, True, None, None),
+    ],
+    ids=["streamed", "not streamed", "not streamed, and it does not matter", "pair", "off"],
+)
+async def test_what_may_be_late(settings, stream, split, seconds):
+    hedger = Hedger(HedgeSettings(**settings), IngressMetrics(CollectorRegistry()), lambda: 0.0)
+    parsed = GenerateRequest(model="m", kind=PromptKind.NONE, stream=stream)
+    job = Job(None, "/", b"", parsed, "r", 0.0, ())
+    plan = Plan(Decision("e", "why", Rung.FRESH), split=split)
+    assert hedger.after_seconds(job, plan) == seconds
+
+
+async def test_what_was_predicted_to_take_long_is_late_later():
+    hedger = Hedger(HedgeSettings(after_ms=50.0), IngressMetrics(CollectorRegistry()), lambda: 0.0)
+    parsed = GenerateRequest(model="m", kind=PromptKind.NONE, stream=True)
+    job = Job(None, "/", b"", parsed, "r", 0.0, ())
+    expected = Expected(first_token_ms=100.0, missing_tokens=10, undisturbed=True)
+    plan = Plan(Decision("e", "why", Rung.FRESH), expected=expected)
+    assert hedger.after_seconds(job, plan) == pytest.approx(0.3)

@@ -169,6 +169,7 @@ async def pd_stack(
     paths: Sequence[PathReading] = (),
     doubles: Mapping[str, EngineDouble] | None = None,
     ingress: Mapping[str, Any] | None = None,
+    agent: Mapping[str, Any] | None = None,
     **pd: Any,
 ) -> AsyncIterator[PdStack]:
     """Run one engine for each part; ``pd`` are settings, by default always splitting."""
@@ -178,10 +179,10 @@ async def pd_stack(
         for name in parts:
             double = (doubles or {}).get(name) or pd_double()
             engines[name] = await stack.enter_async_context(double)
-        agent = await stack.enter_async_context(
-            running_agent(*engines.values(), names=tuple(engines))
+        node = await stack.enter_async_context(
+            running_agent(*engines.values(), names=tuple(engines), **(agent or {}))
         )
-        relay = Relay(agent.url, parts, paths)
+        relay = Relay(node.url, parts, paths)
         app = web.Application()
         app.router.add_get("/v1/state/stream", relay.stream)
         app.router.add_post("/v1/transfer/release", relay.release)
@@ -190,7 +191,7 @@ async def pd_stack(
         entry = await stack.enter_async_context(
             running_ingress(relay.url, pd=settings, **(ingress or {}))
         )
-        running_stack = PdStack(entry, agent, relay, engines)
+        running_stack = PdStack(entry, node, relay, engines)
         await running_stack.synced()
         yield running_stack
 

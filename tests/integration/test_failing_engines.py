@@ -117,7 +117,7 @@ async def test_an_engine_that_fails_is_left_alone_and_found_well_again_by_one_tr
     async def moody(writer):
         writer.write(OK) if not answers["fails"] else writer.close()
 
-    breaker = {"failures": 3, "open_seconds": 0.3}
+    breaker = {"failures": 3, "open_seconds": 1.0}
     async with (
         raw_engine(moody) as a,
         raw_engine(OK) as b,
@@ -125,7 +125,8 @@ async def test_an_engine_that_fails_is_left_alone_and_found_well_again_by_one_tr
     ):
         for _ in range(12):
             assert (await ask(ingress))[0] == 200
-        assert len(a.requests) == 3
+        asked = len(a.requests)
+        assert asked in (3, 4), "three, and a trial if this took long"
         assert (await breakers(ingress))["s0"] != "closed"
         answers["fails"] = False
 
@@ -135,9 +136,9 @@ async def test_an_engine_that_fails_is_left_alone_and_found_well_again_by_one_tr
 
         async with asyncio.timeout(10):
             await well_again()
-        assert len(a.requests) == 4, "one trial"
+        assert len(a.requests) == asked + 1, "one trial"
         changes = await counts(ingress, "breaker_changes")
-        assert changes == {("opened",): 1, ("closed",): 1}
+        assert changes == {("opened",): asked - 2, ("closed",): 1}
         assert await counts(ingress, "breakers") == {
             ("closed",): 2,
             ("open",): 0,

@@ -138,40 +138,27 @@ async def test_a_client_that_leaves_ends_both():
 
 
 @pytest.mark.parametrize(
-    ("hedge", "body"),
-    [
-        ({"after_ms": 0.0, "budget_ratio": 1.0}, STREAM),
-        (HEDGE, b'{"model": null}'),
-        ({"after_ms": 10.0, "budget_ratio": 0.05}, STREAM),
-    ],
-    ids=["off", "not streamed", "over budget"],
+    ("engines", "budget_ratio", "outcome"), [(1, 1.0, "no_engine"), (2, 0.05, "no_budget")]
 )
-async def test_a_late_answer_is_waited_for(hedge, body):
+async def test_without_another_engine_or_budget_a_late_answer_is_waited_for(
+    engines, budget_ratio, outcome
+):
     slow = Slow(answer_of(b"0"))
     async with (
-        raw_engine(slow) as a,
-        raw_engine(answer_of(b"1")) as b,
-        in_front_of(b, a, hedge=hedge) as ingress,
+        raw_engine(answer_of(b"1")) as other,
+        raw_engine(slow) as engine,
+        in_front_of(*[other, engine][-engines:], hedge=HEDGE | {"budget_ratio": budget_ratio}) as (
+            ingress
+        ),
     ):
-        answer = asyncio.create_task(ask(ingress, body))
-        await eventually(lambda: a.requests, what="the slow one is asked")
-        await asyncio.sleep(0.1)  # longer than after_ms
-        slow.go_on.set()
-        assert (await answer)[1] == "s1"
-        assert b.requests == []
-
-
-async def test_without_another_engine_a_late_answer_is_waited_for():
-    slow = Slow(answer_of(b"0"))
-    async with raw_engine(slow) as engine, in_front_of(engine) as ingress:
         answer = asyncio.create_task(ask(ingress))
-        await eventually(lambda: engine.requests, what="it is asked")
         give_up_at = asyncio.get_running_loop().time() + 10
-        while not await counts(ingress, "hedges"):
+        while not (hedges := await counts(ingress, "hedges")):
             assert asyncio.get_running_loop().time() < give_up_at
+        assert hedges == {(outcome,): 1}
         slow.go_on.set()
-        assert await answer == (200, "s0", b"0")
-        assert await counts(ingress, "hedges") == {("no_engine",): 1}
+        assert (await answer)[2] == b"0"
+        assert other.requests == []
 
 
 async def test_with_tokens_and_costs_the_winner_s_own_prediction_is_told():

@@ -164,6 +164,18 @@ async def test_an_engine_for_prefill_answers_where_no_other_can():
         await until_released(stack)
 
 
+async def test_a_prefill_engine_that_its_agent_cannot_reach_is_given_up():
+    deadlines = {"unreachable_seconds": 0.2}
+    agent = {"scrape": {"interval_seconds": 0.1, "timeout_seconds": 0.3}}
+    async with pd_stack(PD, ingress={"deadlines": deadlines}, agent=agent) as stack:
+        paths = ("/v1/completions", "/metrics")
+        await stack.engines["p"].inject(Faults(hang_seconds=60.0, paths=paths))
+        response, _ = await stack.ingress.complete(DOCUMENT)
+        assert (response.status, response.headers["x-nearkv-engine"]) == (200, "d")
+        assert await stack.counts("pd_legs") == {("prefill", "timeout"): 1}
+        await eventually(lambda: stack.engines["p"].record.aborted, what="P's leg is cut")
+
+
 async def test_a_client_that_leaves_during_prefill_ends_it_and_nothing_else_begins():
     async with pd_stack(PD, doubles={"p": pd_double(**SLOW)}) as stack:
         await abandoned(stack, COMPLETION, when=lambda: stack.legs("p"))

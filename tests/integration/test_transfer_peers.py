@@ -20,6 +20,7 @@ from nearkv.transfer.errors import Reason
 from nearkv.transfer.manifest import LeaseRef, Manifest, Prefix, Source
 from nearkv.transfer.messages import LeaseClosed
 from nearkv.transfer.packet import encode_head
+from tests.doubles.authority import MISSING, Authority
 from tests.doubles.kv_engine import FakeEngine, KvShape, pack
 from tests.integration.kv_service import scripted_service
 from tests.integration.stack import ANY_PORT, eventually
@@ -261,6 +262,39 @@ async def test_with_tls_both_sides_show_certificates(tmp_path):
             plain = one.service.peer_url.replace("https", "http")
             with pytest.raises(aiohttp.ClientError):
                 await session.post(plain + "/v1/transfer/lookup")
+
+
+@pytest.fixture
+def authority(tmp_path):
+    if MISSING:
+        pytest.skip(MISSING)
+    return Authority(tmp_path, "ours")
+
+
+async def test_all_peers_may_have_one_certificate_for_one_name(authority):
+    issued = authority.issue("agent", names="DNS:agents.example").shown()
+    async with two_nodes(peer_tls=issued | {"name": "agents.example"}) as (p, d, *_):
+        assert (await looked_up(p, d)).num_tokens == 16
+    async with two_nodes(peer_tls=issued) as (p, d, *_):
+        assert (await looked_up(p, d)).reason == Reason.PEER_LOST
+
+
+async def test_a_renewed_certificate_of_a_peer_is_taken_over(authority, tmp_path):
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    placed = authority.issue("old", names="DNS:old.example").copy_to(folder)
+    new = {"name": "new.example", "reload_seconds": 0.02}
+    async with two_nodes(
+        here={"peer_tls": placed.shown() | new},
+        there={"peer_tls": authority.issue("reader").shown() | new},
+    ) as (p, d, one, _):
+        assert (await looked_up(p, d)).reason == Reason.PEER_LOST
+        authority.issue("new", names="DNS:new.example").copy_to(folder)
+        await eventually(
+            lambda: one.count("peer_certificate_loads", outcome="reloaded") >= 1,
+            what="it is taken over",
+        )
+        assert (await looked_up(p, d)).num_tokens == 16
 
 
 async def test_a_certificate_that_cannot_be_read_ends_the_start(tmp_path):

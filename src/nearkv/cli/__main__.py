@@ -13,6 +13,7 @@ import typer
 
 from nearkv._version import __version__
 from nearkv.cli.decision_verbs import decisions, explain
+from nearkv.cli.doctor_upgrade_verb import doctor_upgrade
 from nearkv.cli.replay_verb import replay
 from nearkv.cli.report_verb import report
 from nearkv.errors import NearkvError
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 doctor = typer.Typer(help="Find out why something does not work.", no_args_is_help=True)
 app.add_typer(doctor, name="doctor")
+doctor.command("upgrade", short_help="Compare an engine with its next version.")(doctor_upgrade)
 app.add_typer(explain, name="explain")
 app.command(short_help="Show the latest requests: where they went, and why.")(decisions)
 app.command(short_help="Replay a trace over simulated engines: policies side by side.")(replay)

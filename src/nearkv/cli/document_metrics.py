@@ -110,7 +110,8 @@ increase(nearkv_extender_certificate_loads_total{outcome="failed"}[1h]) > 0
   prefix), `bad_tokens`, `orphan_dropped` (no room to keep a block until its parent shows up),
   `unknown_removed` (a block went that was not known to be there), `unresolved_tier` (another tier
   gained a block that is not known yet).
-- `reason` of the ingress: as in the header `x-nearkv-reason`, see [http-api.md](http-api.md).
+- `reason` of the ingress: as in the header `x-nearkv-reason`, see [http-api.md](http-api.md); of a
+  retry: how the engine before had failed, see [operations.md](operations.md#engines-that-fail).
 - `rung`: the state that a decision stood on: `fresh`, `aged`, `ledger` (this replica's own
   requests in flight, nothing else), `round_robin` (nothing).
 - `level`: `warning` (less than 20 % of the KV free) or `critical` (less than 10 %).
@@ -202,6 +203,7 @@ def _agent_series() -> list[Series]:
     from nearkv.agent.metrics import (  # noqa: PLC0415 - see above
         NodeCollector,
         certificate_loads,
+        failed_handshakes,
     )
     from nearkv.agent.node_state import NodeState  # noqa: PLC0415 - see above
     from nearkv.agent.settings import AgentSettings  # noqa: PLC0415 - see above
@@ -225,6 +227,7 @@ def _agent_series() -> list[Series]:
     registry.register(NodeCollector(state))
     registry.register(TaskFailureCollector("agent", Readiness()))
     certificate_loads(registry)
+    failed_handshakes(registry)
     caller = EngineCaller(deadline_seconds=1.0, priority=0)
     registry.register(WarmCollector(WarmService(state, caller, WarmingSettings())))
     SummaryMetrics(registry)
@@ -239,6 +242,9 @@ def _agent_series() -> list[Series]:
 
 
 def _ingress_series() -> list[Series]:
+    from nearkv.ingress.breaker_metrics import (  # noqa: PLC0415 - see _agent_series
+        BreakerCollector,
+    )
     from nearkv.ingress.capacity import capacity_gauges  # noqa: PLC0415 - see _agent_series
     from nearkv.ingress.fleet import Fleet  # noqa: PLC0415 - see _agent_series
     from nearkv.ingress.ledger import Ledger  # noqa: PLC0415 - see _agent_series
@@ -252,11 +258,14 @@ def _ingress_series() -> list[Series]:
         RingCollector,
     )
     from nearkv.ingress.recording.ring import RecordRing  # noqa: PLC0415 - see _agent_series
+    from nearkv.ingress.suspects import Suspects  # noqa: PLC0415 - see _agent_series
 
     registry = create_registry("ingress")
     registry.register(TaskFailureCollector("ingress", Readiness()))
     IngressMetrics(registry)
-    registry.register(FleetCollector(Fleet(PrefixIndex()), Ledger()))
+    fleet = Fleet(PrefixIndex())
+    registry.register(FleetCollector(fleet, Ledger()))
+    registry.register(BreakerCollector(fleet, Suspects(), lambda: 0.0))
     registry.register(capacity_gauges())
     RecordMetrics(registry)
     registry.register(RingCollector(RecordRing(limit_bytes=0)))

@@ -112,7 +112,8 @@ def _load(source: str, fill: Callable[[Any], None]) -> Endpoint:
         return _endpoint(configuration)
     except ImportError as error:
         raise AccessError(
-            "the kubernetes package is missing: pip install 'nearkv[extender]' or 'nearkv[agent]'"
+            "the kubernetes package is missing: pip install 'nearkv[extender]', 'nearkv[agent]' "
+            "or, for the ingress, 'nearkv[envoy]'"
         ) from error
     except Exception as error:
         raise AccessError(f"cannot use {source}: {error}") from error

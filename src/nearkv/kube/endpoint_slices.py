@@ -61,10 +61,8 @@ class EndpointSlice(_Part, frozen=True, kw_only=True):
         return self.metadata.name
 
     def port_named(self, name: str) -> int | None:
-        """Return a port's number; where there is one port only, its name does not matter."""
-        ports = self.ports or []
-        named = [each.port for each in ports if each.name == name or len(ports) == 1]
-        return named[0] if named else None
+        """Return a port's number, ``None`` where there is none of that name."""
+        return next((each.port for each in self.ports or () if each.name == name), None)
 
 
 def slices_path(namespace: str) -> str:

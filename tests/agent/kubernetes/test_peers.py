@@ -6,14 +6,17 @@ import msgspec
 import pytest
 
 from nearkv.agent.kubernetes.peer_listing import ListPace
-from nearkv.agent.kubernetes.peer_slices import PeerSlice, peers_of
+from nearkv.agent.kubernetes.peer_slices import peers_of
 from nearkv.agent.probes.neighbours import ZONE_LABEL, near_on_the_ring
 from nearkv.agent.probes.peers import Peer
+from nearkv.kube.endpoint_slices import EndpointSlice
 from tests.agent.kubernetes.things import slice_of
 
 
 def found(*slices, scheme="http"):
-    decoded = [msgspec.json.decode(msgspec.json.encode(each), type=PeerSlice) for each in slices]
+    decoded = [
+        msgspec.json.decode(msgspec.json.encode(each), type=EndpointSlice) for each in slices
+    ]
     peers = peers_of(decoded, port_name="peers", scheme=scheme)
     return {peer.node: (peer.url, dict(peer.labels)) for peer in peers}
 

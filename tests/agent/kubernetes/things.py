@@ -2,7 +2,7 @@
 
 import msgspec
 
-from nearkv.agent.kubernetes.peer_slices import SERVICE_LABEL
+from nearkv.kube.endpoint_slices import SERVICE_LABEL
 from nearkv.kube.objects import Pod
 from tests.doubles.api_server import pod_object
 from tests.doubles.api_server.resources import Resource
