@@ -32,12 +32,12 @@ def module_of(path):
 MODULES = sorted({module_of(path) for path in SOURCES} - IN_THE_ENGINES_ENVIRONMENT)
 
 
-def run_python(code, *arguments, cwd):
+def run_python(code, *arguments, cwd, seconds=50):
     """Run code in a fresh interpreter that knows nothing but ``src``."""
     prelude = f"import sys; sys.path.insert(0, {str(SRC)!r})\n"
     command = [sys.executable, "-W", "error", "-P", "-c", prelude + code, *arguments]
     done = subprocess.run(  # noqa: PLW1510 (the return code is asserted by callers)
-        command, cwd=cwd, capture_output=True, text=True, timeout=50
+        command, cwd=cwd, capture_output=True, text=True, timeout=seconds
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -112,9 +112,13 @@ sys.exit(f"failed: {failed}" if failed else 0)
 """
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_every_module_can_be_imported_first_and_imports_nothing_heavy(tmp_path):
     assert len(MODULES) > 40
-    returncode, output = run_python(IMPORT_EACH, ",".join(HEAVY), *MODULES, cwd=tmp_path)
+    returncode, output = run_python(
+        IMPORT_EACH, ",".join(HEAVY), *MODULES, cwd=tmp_path, seconds=280
+    )
     assert returncode == 0, output
 
 

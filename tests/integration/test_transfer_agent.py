@@ -260,6 +260,8 @@ async def test_status_metrics_and_state_show_the_transfer():
         assert not [text for text in status["problems"] if "registered" in text]
         transfer = status["transfer"]
         assert {e["id"]: e["complete"] for e in transfer["engines"]} == {"p": True, "d": True}
+        assert len({e["compat"] for e in transfer["engines"]} - {None}) == 1
+        assert (transfer["protocol"], transfer["packet"]) == (1, "1.0")
         assert transfer["leases"] == {"open": 1, "closing": 0}
         assert transfer["running"] is True
         assert 'nearkv_agent_transfer_leases{state="open"} 1.0' in text

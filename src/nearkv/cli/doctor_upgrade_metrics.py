@@ -141,8 +141,8 @@ def _lost(reading: str, value: float, before: set[str], after: set[str]) -> Find
 
 
 def _neither(known: set[str]) -> str:
-    rest = [USES[reading].series for reading in USES if reading not in known]
-    return f"told by neither: {', '.join(dict.fromkeys(rest))}" if rest else ""
+    rest = [reading for reading in USES if reading not in known]
+    return f"told by neither: {', '.join(rest)}" if rest else ""
 
 
 def _report(before: set[str], after: set[str]) -> Iterator[Finding]:
