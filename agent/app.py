@@ -72,21 +72,8 @@ def build_app(settings: AgentSettings, *, devices: DeviceReader | None = None) -
     specs = configured_engines(settings.engines)
     if not specs and not settings.kubernetes.is_on:
         log.warning("no_engines_configured")
-    boot = secrets.token_hex(4)
     abilities = TransferAbilities({engine.id: engine.transfer for engine in settings.engines})
-    state = NodeState(
-        StateLog(
-            boot=boot,
-            node=settings.node,
-            version=__version__,
-            ring_limit_bytes=settings.state.ring_limit_bytes,
-            transfer_of=abilities.of,
-        ),
-        boot=boot,
-        flush_seconds=settings.state.flush_seconds,
-        now=time.monotonic,
-        tables_limit_bytes=settings.state.tables_limit_bytes,
-    )
+    state = _open_state(settings, abilities)
     readiness = Readiness(_CHECK_WATCHES)
     registry = create_registry("agent")
     registry.register(NodeCollector(state))
@@ -106,12 +93,7 @@ def build_app(settings: AgentSettings, *, devices: DeviceReader | None = None) -
     )
     app[WARMING] = add_warming(app, registry, settings, state, readiness)
     devices = devices or gpus.summaries
-
-    def read_hardware() -> Hardware:
-        rdma = links.rdma
-        why = {"rdma": rdma.reason} | ({"devices": str(gpus.missing)} if gpus.missing else {})
-        return Hardware(devices=devices(), rdma=rdma.usable, why=why)
-
+    read_hardware = _hardware_reader(devices, links, gpus)
     summaries = SummaryMetrics(registry)
     summary = _add_summary(app, summaries, settings, state, readiness, read_hardware)
     _add_waking(app, summaries, settings, readiness, devices, publish=summary.refresh)
@@ -131,6 +113,37 @@ def build_app(settings: AgentSettings, *, devices: DeviceReader | None = None) -
         NamedPrefix(name, uses) for name, uses in warming.named_prefixes(engine)
     ]
     return app
+
+
+def _open_state(settings: AgentSettings, abilities: TransferAbilities) -> NodeState:
+    """Return the node's state, empty, under a name for this start of the agent."""
+    boot = secrets.token_hex(4)
+    return NodeState(
+        StateLog(
+            boot=boot,
+            node=settings.node,
+            version=__version__,
+            ring_limit_bytes=settings.state.ring_limit_bytes,
+            transfer_of=abilities.of,
+        ),
+        boot=boot,
+        flush_seconds=settings.state.flush_seconds,
+        now=time.monotonic,
+        tables_limit_bytes=settings.state.tables_limit_bytes,
+    )
+
+
+def _hardware_reader(
+    devices: DeviceReader, links: LinkService, gpus: GpuService
+) -> Callable[[], Hardware]:
+    """Return what reads the node's hardware as it is now, with a reason for what is missing."""
+
+    def read() -> Hardware:
+        rdma = links.rdma
+        why = {"rdma": rdma.reason} | ({"devices": str(gpus.missing)} if gpus.missing else {})
+        return Hardware(devices=devices(), rdma=rdma.usable, why=why)
+
+    return read
 
 
 def guards(settings: AgentSettings) -> list[Middleware]:
