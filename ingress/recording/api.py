@@ -1,7 +1,9 @@
 """``GET /v1/decisions`` and ``GET /v1/explain``: this replica's own records."""
 
+import asyncio
 import time
 from collections.abc import Callable
+from itertools import islice
 
 import msgspec
 from aiohttp import web
@@ -10,12 +12,14 @@ from nearkv.ingress.answers import ENGINE_HEADER, NO_ENGINE, REASON_HEADER
 from nearkv.ingress.recording.explaining import ExplainRules, explain
 from nearkv.ingress.recording.querying import (
     QuestionError,
+    Selection,
     read_explain_question,
     read_record_question,
-    select,
 )
 from nearkv.ingress.recording.records import line_of
 from nearkv.ingress.recording.ring import RecordRing
+
+_RECORDS_AT_ONCE = 200
 
 
 class DecisionsApi:
@@ -34,9 +38,13 @@ class DecisionsApi:
             question = read_record_question(request.query)
         except QuestionError as error:
             return _refusal(400, "bad_request", str(error))
-        found, count = select(self._ring.latest(), question)
-        lines = [line_of(record, self._rules.settings_id) for record in found]
-        return _json({"kept": len(self._ring), "matching": count, "decisions": lines})
+        selection = Selection(question)
+        records = self._ring.latest()
+        while some := list(islice(records, _RECORDS_AT_ONCE)):
+            selection.add(some)
+            await asyncio.sleep(0)  # requests go on in between
+        lines = [line_of(record, self._rules.settings_id) for record in selection.found]
+        return _json({"kept": len(self._ring), "matching": selection.count, "decisions": lines})
 
     async def explain(self, request: web.Request) -> web.Response:
         """Say why one request went where it did."""

@@ -72,19 +72,22 @@ def read_explain_question(query: Mapping[str, str]) -> ExplainQuestion:
     return ExplainQuestion(request, _whole(query, "limit", _USUAL_ENGINES, _MOST_ENGINES))
 
 
-def select(
-    records: Iterable[RequestRecord], question: RecordQuestion
-) -> tuple[list[RequestRecord], int]:
-    """Return the first records asked for, and how many there are of them in all."""
-    found: list[RequestRecord] = []
-    count = 0
-    takes: Callable[[RequestRecord], bool] = question.takes
-    for record in records:
-        if takes(record):
-            count += 1
-            if len(found) < question.limit:
-                found.append(record)
-    return found, count
+class Selection:
+    """The first records asked for, and how many there are of them in all."""
+
+    def __init__(self, question: RecordQuestion) -> None:
+        self.found: list[RequestRecord] = []
+        self.count = 0
+        self._takes: Callable[[RequestRecord], bool] = question.takes
+        self._limit = question.limit
+
+    def add(self, records: Iterable[RequestRecord]) -> None:
+        """Look at more records, later ones first."""
+        for record in records:
+            if self._takes(record):
+                self.count += 1
+                if len(self.found) < self._limit:
+                    self.found.append(record)
 
 
 def _refuse_unknown(query: Mapping[str, str], known: frozenset[str]) -> None:

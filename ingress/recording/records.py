@@ -16,13 +16,9 @@ from nearkv.ingress.tracing.context import TraceContext
 
 OPEN = "open"
 _NO_ROOM = "no_kv_room"
-_BARE_BYTES = 900
-_CHOICE_BYTES = 600
-_CANDIDATE_BYTES = 540
-"""A candidate with its quote and the time of its reading, as CPython keeps them."""
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True, array_like=True):
     """One decision and when it was made.
 
     ``at`` is on the clock of the request's arrival; ``now`` and ``heard_at``, when each
@@ -38,7 +34,7 @@ class Choice(msgspec.Struct, frozen=True):
     pull_path: str = ""
 
 
-class Failure(msgspec.Struct, frozen=True):
+class Failure(msgspec.Struct, frozen=True, array_like=True):
     """An engine that failed before its first byte; ``leg`` is ``prefill`` or ``answer``."""
 
     engine: str
@@ -47,7 +43,7 @@ class Failure(msgspec.Struct, frozen=True):
     at: float
 
 
-class RequestRecord(msgspec.Struct, kw_only=True):
+class RequestRecord(msgspec.Struct, kw_only=True, array_like=True):
     """All that is kept of one request.
 
     ``at`` is its arrival in Unix seconds, ``arrived_at`` the same on the clock of all other
@@ -83,17 +79,6 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     reported_cached_tokens: int | None = None
     output_tokens: int | None = None
     output_chunks: int | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """About what it takes in memory."""
-        candidates = sum(len(choice.decision.candidates) for choice in self.choices)
-        return (
-            _BARE_BYTES
-            + len(self.choices) * _CHOICE_BYTES
-            + candidates * _CANDIDATE_BYTES
-            + len(self.keys) * 8
-        )
 
     @property
     def choice(self) -> Choice | None:

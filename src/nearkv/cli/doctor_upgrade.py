@@ -5,7 +5,7 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -100,7 +100,8 @@ def run_upgrade(question: UpgradeQuestion, *, output: str) -> int:
     try:
         comparison = asyncio.run(examine(question))
     except EngineProbeError as error:
-        sys.stderr.write(f"nearkv: {error}\n")
+        for line in str(error).splitlines():
+            sys.stderr.write(f"nearkv: {line}\n")
         return _BROKEN_STATUS
     if output == "table":
         _print_table(comparison)
@@ -139,10 +140,7 @@ class _Engine:
 async def examine(question: UpgradeQuestion) -> Comparison:
     """Ask both engines; raises as :func:`run_upgrade` does, and ``EngineProbeError``."""
     async with open_engine_session() as session:
-        old, new = await asyncio.gather(
-            _identify(question, question.old_url, question.old_events, session),
-            _identify(question, question.new_url, question.new_events, session),
-        )
+        old, new = await _identify_both(question, session)
         model = _choose_model(question, old)
         names = [model, _name_at(new, model)]
         before, after = await asyncio.gather(
@@ -162,24 +160,44 @@ async def examine(question: UpgradeQuestion) -> Comparison:
     return Comparison(before, after, compare_engines(before, after, await _ask_agents(question)))
 
 
+async def _identify_both(
+    question: UpgradeQuestion, session: aiohttp.ClientSession
+) -> tuple[_Engine, _Engine]:
+    """Return who answers; raises ``EngineProbeError``, with a line for each that does not."""
+    # With exceptions as results: nobody may still be asking when the session is closed.
+    old, new = await asyncio.gather(
+        _identify(question, question.old_url, question.old_events, session),
+        _identify(question, question.new_url, question.new_events, session),
+        return_exceptions=True,
+    )
+    if isinstance(old, EngineProbeError) and isinstance(new, EngineProbeError):
+        raise EngineProbeError(f"{old}\n{new}")
+    for result in (old, new):
+        if isinstance(result, BaseException):
+            raise result
+    return cast("_Engine", old), cast("_Engine", new)
+
+
 async def _identify(
     question: UpgradeQuestion, url: str, events: str, session: aiohttp.ClientSession
 ) -> _Engine:
-    """Return who answers; raises ``EngineProbeError``."""
+    """Return who answers; raises ``EngineProbeError``, which names the URL."""
     probe = EngineKindProbe(
         url, session, timeout_seconds=question.timeout_seconds, bearer_token=question.api_key
     )
-    cards = await probe.models()
     asker = EngineAsker(
         url, session, timeout_seconds=question.timeout_seconds, api_key=question.api_key
     )
-    return _Engine(
-        url,
-        asker,
-        await probe.version(),
-        tuple(Card(card.id, card.parent, card.max_model_len) for card in cards),
-        await probe.event_sources() if not events else {0: _source(events)},
-    )
+    try:
+        cards = await probe.models()
+        version = await probe.version()
+        sources = {0: _source(events)} if events else await probe.event_sources()
+    except EngineProbeError as error:
+        if url in str(error):
+            raise
+        raise EngineProbeError(f"{url}: {error}") from error
+    told = tuple(Card(card.id, card.parent, card.max_model_len) for card in cards)
+    return _Engine(url, asker, version, told, sources)
 
 
 def _source(events: str) -> EventSource:

@@ -18,14 +18,18 @@ from nearkv.cli.doctor_upgrade_samples import (
     EVENT_SOURCES,
     RENDER_CHAT,
     RENDER_TEXT,
+    SLEEP,
     TOKENIZE,
 )
 
 TESTED_VERSIONS = ("0.32.0",)
 """Versions of vLLM that nearkv's own tests run on; for others see docs/upgrades.md."""
 
-_NOT_THERE = frozenset({404, 501})
+_NOT_THERE = frozenset({404, 405, 501})
+_WRONG_METHOD = 405
 _DECLINED = 403
+_THERE = "there"
+_NO_ANSWER = "no answer"
 _SIDE_BY_SIDE = "keep the versions apart: another namespace with an ingress of its own"
 
 
@@ -67,7 +71,7 @@ _LOSSES: Mapping[str, _Loss] = MappingProxyType(
         ),
         "/version": _Loss(Severity.DEGRADES, "the engine's version is unknown in nearkv status"),
         "/load": _Loss(Severity.DIFFERS, _UNUSED),
-        "/sleep": _Loss(Severity.DIFFERS, "nearkv only reads the sleep state from /metrics"),
+        SLEEP: _Loss(Severity.DIFFERS, "nearkv only reads the sleep state from /metrics"),
     }
 )
 
@@ -83,14 +87,14 @@ def compare_identity(old: EngineFacts, new: EngineFacts) -> Iterator[Finding]:
 def compare_endpoints(old: EngineFacts, new: EngineFacts) -> Iterator[Finding]:
     """Compare which endpoints are there."""
     for path, loss in _LOSSES.items():
-        before, after = (facts.endpoints.get(path) for facts in (old, new))
-        texts = {"old": _presence(before), "new": _presence(after)}
+        before, after = (_presence(path, facts.endpoints.get(path)) for facts in (old, new))
+        texts = {"old": before, "new": after}
         check = f"endpoint {path}"
-        if before is None or after is None:
+        if _NO_ANSWER in (before, after):
             yield unknown(check, "no answer came", **texts)
-        elif _is_there(before) == _is_there(after):
+        elif (before == _THERE) == (after == _THERE):
             yield Finding(check=check, severity=Severity.SAME, **texts)
-        elif _is_there(after):
+        elif after == _THERE:
             yield Finding(check=check, severity=Severity.DIFFERS, **texts, effect="it is new")
         else:
             yield _lost(check, path, loss, new, texts)
@@ -184,16 +188,14 @@ def _longest_of(facts: EngineFacts) -> int | None:
     return cards[facts.model].max_model_len if facts.model in cards else None
 
 
-def _is_there(status: int) -> bool:
-    return status not in _NOT_THERE and status != _DECLINED
-
-
-def _presence(status: int | None) -> str:
+def _presence(path: str, status: int | None) -> str:
     if status is None:
-        return "no answer"
+        return _NO_ANSWER
+    if status == _WRONG_METHOD and path == SLEEP:
+        return _THERE
     if status in _NOT_THERE:
         return "not there"
-    return "declined (403)" if status == _DECLINED else "there"
+    return "declined (403)" if status == _DECLINED else _THERE
 
 
 def _lost(
@@ -201,7 +203,8 @@ def _lost(
 ) -> Finding:
     """Return what the loss of an endpoint means; without any source of tokens it is more."""
     sources = (TOKENIZE, RENDER_TEXT, RENDER_CHAT)
-    if path in sources and not any(_is_there(new.endpoints.get(each) or 404) for each in sources):
+    left = [each for each in sources if _presence(each, new.endpoints.get(each)) == _THERE]
+    if path in sources and not left:
         return Finding(
             check=check,
             severity=Severity.BREAKS,

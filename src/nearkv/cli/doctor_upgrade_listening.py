@@ -8,7 +8,6 @@ from typing import Self
 
 import zmq
 import zmq.asyncio
-from zmq.utils.monitor import parse_monitor_message
 
 from nearkv.agent.event_sources import EventSource
 from nearkv.cli.doctor_upgrade_model import EventMessage, Replay
@@ -41,6 +40,7 @@ class EventListener:
         self._context = context
         self._seconds = seconds
         self._socket: zmq.asyncio.Socket | None = None
+        self._size_bytes = 0
         self.messages: list[EventMessage] = []
 
     async def __aenter__(self) -> Self:
@@ -54,18 +54,19 @@ class EventListener:
             socket.subscribe("")
             socket.connect(self._source.endpoint)
             async with asyncio.timeout(self._seconds):
-                parse_monitor_message(await monitor.recv_multipart())
-        except (zmq.ZMQError, TimeoutError) as error:
-            socket.close(linger=0)
+                await monitor.recv_multipart()
+        except zmq.ZMQError as error:
+            raise ListeningError(f"{self._source.endpoint}: {error}") from error
+        except TimeoutError as error:
             why = "nothing accepts connections there"
-            if isinstance(error, zmq.ZMQError):
-                why = str(error)
             raise ListeningError(f"{self._source.endpoint}: {why}") from error
+        else:
+            self._socket = socket
         finally:
-            if not socket.closed:
-                socket.disable_monitor()
+            socket.disable_monitor()
             monitor.close(linger=0)
-        self._socket = socket
+            if self._socket is None:
+                socket.close(linger=0)
         return self
 
     async def __aexit__(
@@ -78,18 +79,20 @@ class EventListener:
         if self._socket is not None:
             self._socket.close(linger=0)
 
-    async def collect(
-        self, enough: Callable[[Sequence[EventMessage]], bool], *, seconds: float
-    ) -> None:
-        """Add messages until there are ``enough`` or the time is over; both count and size end it.
+    async def collect(self, is_last: Callable[[EventMessage], bool], *, seconds: float) -> None:
+        """Add messages up to the one that ``is_last``, or until the time or the room is over.
 
         A busy engine also tells of other clients' prompts.
         """
         assert self._socket is not None  # noqa: S101 (only used when entered)
         try:
             async with asyncio.timeout(seconds):
-                while not enough(self.messages) and self._has_room():
-                    self.messages.append(_read(await self._socket.recv_multipart()))
+                while len(self.messages) < _MOST_MESSAGES and self._size_bytes < _MOST_BYTES:
+                    message = _read(await self._socket.recv_multipart())
+                    self.messages.append(message)
+                    self._size_bytes += len(message.payload)
+                    if is_last(message):
+                        return
         except TimeoutError:
             return
 
@@ -108,10 +111,6 @@ class EventListener:
             return None
         finally:
             socket.close(linger=0)
-
-    def _has_room(self) -> bool:
-        size = sum(len(message.payload) for message in self.messages)
-        return len(self.messages) < _MOST_MESSAGES and size < _MOST_BYTES
 
 
 async def _count_replies(socket: zmq.asyncio.Socket) -> Replay:

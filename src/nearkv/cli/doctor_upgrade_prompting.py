@@ -10,7 +10,7 @@ from nearkv.agent.event_sources import EventSource
 from nearkv.cli.doctor_upgrade_asking import EngineAsker
 from nearkv.cli.doctor_upgrade_model import PromptFacts, Replay, Reply
 from nearkv.cli.doctor_upgrade_samples import completion_body, make_prompt
-from nearkv.cli.doctor_upgrade_traits import holds_prompt
+from nearkv.cli.doctor_upgrade_traits import PromptWatch, watch_all
 
 if TYPE_CHECKING:
     from nearkv.cli.doctor_upgrade_listening import EventListener
@@ -86,7 +86,9 @@ async def _listen(engine: EngineUnderTest, stack: AsyncExitStack, seconds: float
     except ImportError:
         return _Ear(None, trouble="pyzmq is not installed here: pip install 'nearkv[agent]'")
     source = engine.sources[min(engine.sources)]
-    context = stack.enter_context(zmq.asyncio.Context())
+    context = zmq.asyncio.Context()
+    # Not by its own exit, which would wait for sockets that a cancelled wait left open.
+    stack.callback(context.destroy, linger=0)
     listener = EventListener(source, context=context, seconds=seconds)
     try:
         return _Ear(await stack.enter_async_context(listener), source)
@@ -110,7 +112,7 @@ async def _send(engine: EngineUnderTest, ear: _Ear, text: str, seconds: float) -
             token_ids=tokens, first=first, again=first, handed_over=first, trouble=ear.trouble
         )
     if ear.listener is not None:
-        await ear.listener.collect(lambda heard: holds_prompt(heard, tokens), seconds=seconds)
+        await ear.listener.collect(PromptWatch(tokens).add, seconds=seconds)
     return PromptFacts(
         token_ids=tokens,
         first=first,
@@ -139,4 +141,4 @@ async def _replay(ear: _Ear, seconds: float) -> Replay | None:
 def _is_done(facts: PromptFacts, ear: _Ear) -> bool:
     if ear.listener is None or not facts.first.is_ok:
         return True
-    return holds_prompt(facts.messages, facts.token_ids)
+    return watch_all(facts.messages, facts.token_ids).is_complete

@@ -45,6 +45,7 @@ TOKENIZE = "/tokenize"
 RENDER_TEXT = "/v1/completions/render"
 RENDER_CHAT = "/v1/chat/completions/render"
 EVENT_SOURCES = "/kv_event_sources"
+SLEEP = "/sleep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def endpoint_probes(model: str) -> Sequence[Probe]:
         Probe(EVENT_SOURCES),
         Probe("/version"),
         Probe("/load"),
-        Probe("/sleep"),
+        Probe(SLEEP),
     )
 
 

@@ -43,21 +43,51 @@ class EventTraits:
     unread: dict[str, int]
 
 
-def holds_prompt(messages: Sequence[EventMessage], tokens: Sequence[int] | None) -> bool:
-    """Tell whether all full blocks of the prompt are stored; without its tokens, whether any is."""
-    stored = list(_stored(messages))
-    if tokens is None or not stored:
-        return bool(stored)
-    size = next((event.block_size for event in stored if event.token_ids), 0)
-    return size > 0 and _follow(messages, tokens).tokens >= len(tokens) // size * size
+class PromptWatch:
+    """Follows the blocks of one prompt through messages; a busy engine's are of many prompts.
+
+    ``tokens`` is ``None`` where nobody knows them: then any stored block will do.
+    """
+
+    def __init__(self, tokens: Sequence[int] | None) -> None:
+        self._wanted = tokens
+        self._tokens = list(tokens or ())
+        self.handles: list[Handle] = []
+        self.covered_tokens = 0
+        self.is_complete = False
+
+    def add(self, message: EventMessage) -> bool:
+        """Take the next message; return whether all full blocks of the prompt are stored."""
+        for event in _stored(message):
+            if self._wanted is None:
+                self.is_complete = True
+            elif event.token_ids:
+                self._follow(event)
+        return self.is_complete
+
+    def _follow(self, event: BlockStored) -> None:
+        follows = event.parent is None if not self.handles else event.parent == self.handles[-1]
+        end = self.covered_tokens + len(event.token_ids)
+        if follows and self._tokens[self.covered_tokens : end] == event.token_ids:
+            self.handles += event.handles
+            self.covered_tokens = end
+            self.is_complete = end >= len(self._tokens) // event.block_size * event.block_size
+
+
+def watch_all(messages: Sequence[EventMessage], tokens: Sequence[int] | None) -> PromptWatch:
+    """Return a watch that has seen these messages."""
+    watch = PromptWatch(tokens)
+    for message in messages:
+        watch.add(message)
+    return watch
 
 
 def read_traits(messages: Sequence[EventMessage], tokens: Sequence[int] | None) -> EventTraits:
     """Return what the messages show of the engine's way to write events."""
     raw = [event for message in messages for event in _raw_events(message.payload)]
     stored = [event for event in raw if _tag(event) == _STORED]
-    own = _follow(messages, tokens or ())
-    everything = list(_stored(messages))
+    own = watch_all(messages, tokens or ())
+    everything = [event for message in messages for event in _stored(message)]
     return EventTraits(
         encoding=_join({"map" if isinstance(event, dict) else "array" for event in raw}),
         hash_form=_join({_form(handle) for each in everything for handle in each.handles}),
@@ -66,39 +96,19 @@ def read_traits(messages: Sequence[EventMessage], tokens: Sequence[int] | None) 
         groups=frozenset(str(each.group) for each in everything),
         topic=_join({message.topic.decode("utf-8", "replace") for message in messages}),
         block_size=next((each.block_size for each in everything if each.token_ids), None),
-        handles=own.handles,
-        stored_tokens=own.tokens,
+        handles=tuple(own.handles),
+        stored_tokens=own.covered_tokens,
         stored_events=len(stored),
         unread=_count_unread(messages),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Chain:
-    handles: tuple[Handle, ...] = ()
-    tokens: int = 0
-
-
-def _follow(messages: Sequence[EventMessage], tokens: Sequence[int]) -> _Chain:
-    """Return the hashes of the blocks that hold these tokens from the first one on."""
-    handles: list[Handle] = []
-    covered = 0
-    for event in _stored(messages):
-        follows = event.parent is None if not handles else event.parent == handles[-1]
-        end = covered + len(event.token_ids)
-        if event.token_ids and follows and list(tokens[covered:end]) == event.token_ids:
-            handles += event.handles
-            covered = end
-    return _Chain(tuple(handles), covered)
-
-
-def _stored(messages: Sequence[EventMessage]) -> Iterator[BlockStored]:
-    for message in messages:
-        try:
-            events = decode_batch(message.payload).events
-        except EventDecodeError:
-            continue
-        yield from (event for event in events if isinstance(event, BlockStored))
+def _stored(message: EventMessage) -> list[BlockStored]:
+    try:
+        events = decode_batch(message.payload).events
+    except EventDecodeError:
+        return []
+    return [event for event in events if isinstance(event, BlockStored)]
 
 
 def _count_unread(messages: Sequence[EventMessage]) -> dict[str, int]:

@@ -87,7 +87,8 @@ def doctor_upgrade(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Compare two running engines before an upgrade: what nearkv loses by the new one.
 
-    Each engine gets one prompt of two blocks, three times, for one token each.
+    Each engine gets one prompt of two blocks, three times, for one token each, and another one
+    where its KV events were missed.
 
     Exit status 1 when something breaks, or an engine does not answer.
     """

@@ -6,11 +6,17 @@ from nearkv.ingress.recording.querying import (
     ExplainQuestion,
     QuestionError,
     RecordQuestion,
+    Selection,
     read_explain_question,
     read_record_question,
-    select,
 )
 from tests.ingress.recording.request_records import served
+
+
+def select(records, question):
+    selection = Selection(question)
+    selection.add(records)
+    return selection.found, selection.count
 
 
 @pytest.mark.parametrize(
