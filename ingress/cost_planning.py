@@ -9,6 +9,7 @@ from nearkv.ingress.cost_policy import Ask, Entrant, decide_by_cost, gate_for
 from nearkv.ingress.fleet import EngineView
 from nearkv.ingress.keying import Job
 from nearkv.ingress.knowledge import Knowledge
+from nearkv.ingress.placements import Placed
 from nearkv.ingress.quoting import EngineTerms, Quote, Weights, quote
 from nearkv.ingress.routing import Candidate, Decision, Gate
 from nearkv.ingress.settings import CostSettings
@@ -80,9 +81,10 @@ class CostChooser:
             engine = candidate.engine
             quoted = quote(candidate, terms[engine], tokens, weights)
             placed = placements.at(engine, views[engine].info.incarnation)
-            requests, new_tokens = placed or self._join(engine, candidates, views)
+            if placed is None:
+                placed = self._join(engine, candidates, views)
             quotes.append(quoted)
-            entrants.append(Entrant(candidate, quoted, requests, new_tokens))
+            entrants.append(Entrant(candidate, quoted, placed.requests, placed.new_tokens))
         seed = xxh3_64_intdigest(job.request_id.encode())
         ask = Ask(
             seed=seed,
@@ -98,14 +100,13 @@ class CostChooser:
 
     def _join(
         self, engine: str, candidates: Sequence[Candidate], views: Mapping[str, EngineView]
-    ) -> tuple[float, float]:
+    ) -> Placed:
         """Start counting what is placed on a new engine: as on the others on average."""
         placements = self._know.placements
         placed = (placements.at(c.engine, views[c.engine].info.incarnation) for c in candidates)
-        known = [each[1] for each in placed if each is not None]
+        known = [each.new_tokens for each in placed if each is not None]
         usual = sum(known) / len(known) if known else 0.0
-        placements.join(engine, views[engine].info.incarnation, usual)
-        return 0.0, usual
+        return placements.join(engine, views[engine].info.incarnation, usual)
 
 
 def _expected(decision: Decision, quotes: Sequence[Quote], tokens: int) -> Expected | None:

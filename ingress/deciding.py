@@ -1,8 +1,8 @@
 """Deciding about one request: what its prompt means to the fleet, a plan, and its record."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from nearkv.ingress.candidates import CandidateBuilder, PromptView
@@ -23,8 +23,7 @@ _HINTED_TOKENS = 1 << 31
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(msgspec.Struct, frozen=True):
     """A plan, the engine that answers (``None``: nobody can), and what it should have cached."""
 
     plan: Plan

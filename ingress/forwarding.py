@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 import aiohttp
+import msgspec
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
 from yarl import URL
@@ -58,8 +59,7 @@ _NOT_RETURNED = _HOP_BY_HOP | {"content-length", "server", "date"}
 _OURS = "x-nearkv-"
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """Where a request goes; ``traceparent`` takes the place of the client's, if not empty."""
 
     engine: str

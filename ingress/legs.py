@@ -1,6 +1,6 @@
 """One request at one engine: in the ledger, and perhaps the trial of a breaker."""
 
-from dataclasses import dataclass
+import msgspec
 
 from nearkv.ingress.deciding import Decided
 from nearkv.ingress.fleet import EngineView
@@ -9,8 +9,7 @@ from nearkv.ingress.ledger import LedgerEntry
 from nearkv.ingress.planning import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Leg:
+class Leg(msgspec.Struct, frozen=True):
     """What was sent where, and the books it is in until :meth:`close`."""
 
     plan: Plan

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
+
+import msgspec
 
 from nearkv.ingress.deciding import Decided, Decider
 from nearkv.ingress.errors import NoRoomError
@@ -21,8 +22,7 @@ from nearkv.ingress.two_legs import Split, TwoLegs
 _NO_KV = "no_kv"
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
+class Serving(msgspec.Struct, frozen=True):
     """Who answers a request, and why.
 
     ``predicted`` are the tokens that the engine has cached when it begins, ``reused`` those

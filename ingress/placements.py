@@ -10,7 +10,9 @@ _WINDOW_REQUESTS = 512
 
 
 @dataclass(slots=True)
-class _Placed:
+class Placed:
+    """What an engine was given lately: requests, and the tokens they added."""
+
     requests: float = 0.0
     new_tokens: float = 0.0
 
@@ -20,14 +22,14 @@ class Placements:
 
     def __init__(self, *, window_requests: int = _WINDOW_REQUESTS) -> None:
         self._window_requests = window_requests
-        self._of: dict[tuple[str, str], _Placed] = {}
+        self._of: dict[tuple[str, str], Placed] = {}
         self._since_halving = 0
 
     def note(self, engine: str, incarnation: str, new_tokens: int) -> None:
         """Count a request that an engine was given."""
         placed = self._of.get((engine, incarnation))
         if placed is None:
-            placed = self._of[engine, incarnation] = _Placed()
+            placed = self._of[engine, incarnation] = Placed()
         placed.requests += 1.0
         placed.new_tokens += new_tokens
         self._since_halving += 1
@@ -37,17 +39,13 @@ class Placements:
                 each.requests /= 2
                 each.new_tokens /= 2
 
-    def at(self, engine: str, incarnation: str) -> tuple[float, float] | None:
-        """Return the requests that an engine was given lately, and the tokens they added.
+    def at(self, engine: str, incarnation: str) -> Placed | None:
+        """Return what an engine was given lately; ``None`` where it was given nothing yet."""
+        return self._of.get((engine, incarnation))
 
-        ``None`` says that it was given none yet.
-        """
-        placed = self._of.get((engine, incarnation))
-        return None if placed is None else (placed.requests, placed.new_tokens)
-
-    def join(self, engine: str, incarnation: str, new_tokens: float) -> None:
+    def join(self, engine: str, incarnation: str, new_tokens: float) -> Placed:
         """Start counting for an engine as if it had its share, so that nobody runs to it."""
-        self._of.setdefault((engine, incarnation), _Placed(0.0, new_tokens))
+        return self._of.setdefault((engine, incarnation), Placed(0.0, new_tokens))
 
     def forget(self, known: set[tuple[str, str]]) -> None:
         """Drop engines and incarnations that no longer exist."""

@@ -75,9 +75,9 @@ class Pricing:
 
     def _usual_tokens(self, engine: str, incarnation: str, tokens: int) -> float:
         """Return the tokens that a request in an engine's queue has to have computed."""
-        requests, new_tokens = self._know.placements.at(engine, incarnation) or (0.0, 0.0)
-        if requests >= _ENOUGH_REQUESTS:
-            return new_tokens / requests
+        placed = self._know.placements.at(engine, incarnation)
+        if placed is not None and placed.requests >= _ENOUGH_REQUESTS:
+            return placed.new_tokens / placed.requests
         in_flight = self._know.ledger.at(engine, incarnation)
         return in_flight.tokens / in_flight.requests if in_flight.requests else tokens
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import BinaryIO, Literal, TextIO, cast
+from typing import Any, BinaryIO, Literal, TextIO, cast
 
 import msgspec
 import structlog
@@ -51,15 +51,12 @@ def configure_logging(
         raise ValueError(f"unknown log level {level!r}; known: {', '.join(_LEVELS)}")
     target = sys.stderr if stream is None else stream
     as_json = not target.isatty() if json is None else json
-    shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        _stamp_with(component),
-        *([_render_exception] if as_json else []),
-    ]
+    stamp = _stamp_with(component)
+    shared: list[Processor] = [stamp, *([_render_exception] if as_json else [])]
     colours = target.isatty() and not os.environ.get("NO_COLOR")
     structlog.configure(
-        processors=[*shared, _render_json if as_json else _console(colours=colours)],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        processors=[_render_lines(stamp)] if as_json else [stamp, _console(colours=colours)],
+        wrapper_class=_wrapper_class(_LEVELS[level], stamp, as_json=as_json),
         logger_factory=_logger_factory(target, as_json=as_json),
         cache_logger_on_first_use=True,
     )
@@ -78,6 +75,26 @@ def _logger_factory(target: TextIO, *, as_json: bool) -> Callable[..., WrappedLo
     if as_json:
         raise ValueError("JSON logs need a stream with a binary buffer")
     return structlog.WriteLoggerFactory(target)
+
+
+def _wrapper_class(level: int, stamp: Processor, *, as_json: bool) -> type[Any]:
+    """Return the class of loggers, with a short way for the one event that every request has.
+
+    The library's own way to a line takes 8 us, a tenth of what the ingress does for a request.
+    """
+    usual: type[Any] = structlog.make_filtering_bound_logger(level)
+    if not as_json or level > logging.INFO:
+        return usual
+
+    def info(self: Any, event: str, *args: object, **fields: Any) -> None:  # noqa: ANN401 (as structlog has it)
+        if args or "exc_info" in fields:
+            usual.info(self, event, *args, **fields)
+        else:
+            fields["event"] = event
+            stamped = stamp(None, "info", {**self._context, **fields} if self._context else fields)
+            self._logger.info(_encode(cast("EventDict", stamped)))
+
+    return type("LineLogger", (usual,), {"info": info})
 
 
 class _LineBuffer:
@@ -179,8 +196,16 @@ def _render_exception(logger: WrappedLogger, method: str, event: EventDict) -> E
     return structlog.processors.format_exc_info(logger, method, event)
 
 
-def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> bytes:
-    return _encode(event)
+def _render_lines(stamp: Processor) -> Processor:
+    """Make one processor of all that lead to a JSON line: each costs a microsecond a request."""
+
+    def render(logger: WrappedLogger, method: str, event: EventDict) -> bytes:
+        stamped = cast("EventDict", stamp(logger, method, event))
+        if "exc_info" in stamped:
+            stamped = _render_exception(logger, method, stamped)
+        return _encode(stamped)
+
+    return render
 
 
 def _render_json_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:

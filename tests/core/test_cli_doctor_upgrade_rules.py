@@ -209,8 +209,10 @@ def test_without_tokens_blocks_are_not_compared():
     assert found["hash rule"].severity is UNKNOWN
 
 
-def test_a_replay_that_is_not_answered_degrades():
-    assert judged(compare_events, prompted(replay=None))["replay of events"].severity is DEGRADES
+@pytest.mark.parametrize("replay", [None, Replay(0, "topic")], ids=["none", "empty"])
+def test_a_replay_that_brings_nothing_degrades(replay):
+    row = judged(compare_events, prompted(replay=replay))["replay of events"]
+    assert row.severity is DEGRADES
 
 
 def test_other_clients_blocks_are_not_taken_for_the_prompts():
@@ -368,6 +370,12 @@ def test_longer_requests_are_no_harm():
 def test_endpoints(gone, path, severity):
     new = replace(ENGINE, endpoints={**ENGINE.endpoints, **gone})
     assert judged(compare_endpoints, new)[f"endpoint {path}"].severity is severity
+
+
+def test_an_endpoint_that_neither_offers_is_the_same():
+    old, new = (replace(ENGINE, endpoints={RENDER_TEXT: status}) for status in (403, 404))
+    row = judged(compare_endpoints, new, old)[f"endpoint {RENDER_TEXT}"]
+    assert (row.severity, row.old, row.new) == (SAME, "declined (403)", "not there")
 
 
 def test_a_new_endpoint_is_no_harm():

@@ -113,8 +113,7 @@ def test_warnings_become_events(stream, logged):
 
 def test_bound_context_reaches_the_event(stream, logged):
     configure_logging(component="ingress", stream=stream)
-    with structlog.contextvars.bound_contextvars(request_id="r1"):
-        structlog.get_logger().info("routed")
+    structlog.get_logger().bind(request_id="r1").info("routed")
     assert logged()[0]["request_id"] == "r1"
 
 

@@ -155,8 +155,6 @@ async def examine(question: UpgradeQuestion) -> Comparison:
             pages = await asyncio.gather(_metrics(old.asker), _metrics(new.asker))
             before = replace(before, prompt=prompts[0], metrics=pages[0])
             after = replace(after, prompt=prompts[1], metrics=pages[1])
-    # The name that is asked for counts, also where the new engine does not know it.
-    after = replace(after, model=model)
     return Comparison(before, after, compare_engines(before, after, await _ask_agents(question)))
 
 

@@ -233,7 +233,7 @@ def _hash_rule(
 def _replay(old: Replay | None, new: Replay | None) -> Finding:
     check = "replay of events"
     texts = {"old": _framing(old), "new": _framing(new)}
-    if old is not None and new is None:
+    if old is not None and old.messages and (new is None or not new.messages):
         return Finding(
             check=check,
             severity=Severity.DEGRADES,
@@ -306,6 +306,8 @@ def _low_bits(handle: Handle) -> int:
 def _framing(replay: Replay | None) -> str:
     if replay is None:
         return "not answered"
+    if not replay.messages:
+        return "answered with nothing of what was just sent"
     return "with the topic" if replay.framing == "topic" else "without the topic"
 
 
