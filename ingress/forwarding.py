@@ -29,8 +29,9 @@ from nearkv.serving import cut_connection
 _WHOLE_BODY_BYTES = 256 << 10
 _TAIL_BYTES = 4096
 _URLS_KEPT = 1024
-_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)":\s*(\d{1,15})\b')
-_OUTPUT = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,15})\b')
+_USAGE = re.compile(
+    rb'"(?:(cached_tokens|cache_read_input_tokens)|(?:completion|output)_tokens)":\s*(\d{1,15})\b'
+)
 _RETRYABLE_STATUSES = frozenset({500, 502, 503, 504})
 
 _HOP_BY_HOP = frozenset(
@@ -269,8 +270,9 @@ class Forwarder:
             returned = returned_headers(opened.response.headers.items(), headers)
             if opened.whole:
                 first_byte()
-                outcome.reported_cached_tokens = reported_cached_tokens(opened.first)
-                outcome.output_tokens = reported_output_tokens(opened.first)
+                outcome.reported_cached_tokens, outcome.output_tokens = reported_tokens(
+                    opened.first
+                )
                 if request.method == hdrs.METH_HEAD and opened.response.content_length:
                     # Of the body that a GET would bring; the library would say 0.
                     returned[hdrs.CONTENT_LENGTH] = str(opened.response.content_length)
@@ -297,8 +299,7 @@ class Forwarder:
         first_byte()
         try:
             tail = await self._copy(opened, answer, outcome)
-            outcome.reported_cached_tokens = reported_cached_tokens(tail)
-            outcome.output_tokens = reported_output_tokens(tail)
+            outcome.reported_cached_tokens, outcome.output_tokens = reported_tokens(tail)
         except (aiohttp.ClientPayloadError, TimeoutError) as error:
             outcome.error = _cause(error, outcome)
             await self._end_broken(request, answer, outcome.error)
@@ -419,16 +420,16 @@ def returned_headers(headers: Iterable[tuple[str, str]], ours: dict[str, str]) -
     return kept
 
 
-def reported_cached_tokens(tail: bytes) -> int | None:
-    """Return the prompt tokens found in the cache where the answer reports them.
+def reported_tokens(tail: bytes) -> tuple[int | None, int | None]:
+    """Return the prompt tokens found in the cache and the tokens answered, where they are told.
 
-    That is ``cached_tokens`` among the details of usage, or Anthropic's field for it.
+    That is ``cached_tokens`` among the details of usage, or Anthropic's field for it, and
+    ``completion_tokens`` or ``output_tokens``; the last of each counts.
     """
-    found = _CACHED.findall(tail)
-    return int(found[-1]) if found else None
-
-
-def reported_output_tokens(tail: bytes) -> int | None:
-    """Return ``usage.completion_tokens`` where the answer reports it."""
-    found = _OUTPUT.findall(tail)
-    return int(found[-1]) if found else None
+    cached = output = None
+    for is_cached, digits in _USAGE.findall(tail):
+        if is_cached:
+            cached = int(digits)
+        else:
+            output = int(digits)
+    return cached, output

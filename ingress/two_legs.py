@@ -28,7 +28,7 @@ from nearkv.ingress.forwarding import (
     RetryableFailureError,
     Target,
     failure_kind,
-    reported_cached_tokens,
+    reported_tokens,
 )
 from nearkv.ingress.keying import Job
 from nearkv.ingress.knowledge import Knowledge
@@ -217,7 +217,7 @@ class TwoLegs:
         self._metrics.pd.legs.add("prefill", outcome)
         job.watch.prefilled(outcome)
         # No other answer would ever check P's predictions.
-        reported = reported_cached_tokens(asked.body)
+        reported, _ = reported_tokens(asked.body)
         self._parity.compare(
             info,
             predicted=split.source_cached_tokens,

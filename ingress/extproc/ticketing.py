@@ -17,7 +17,7 @@ from nearkv.ingress.extproc.messages import Header
 from nearkv.ingress.extproc.picking import Head, Pick
 from nearkv.ingress.extproc.reaching import Reach
 from nearkv.ingress.fleet import EngineView
-from nearkv.ingress.forwarding import Outcome, reported_cached_tokens, reported_output_tokens
+from nearkv.ingress.forwarding import Outcome, reported_tokens
 from nearkv.ingress.keying import Job
 from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.learning import Learner
@@ -210,10 +210,10 @@ class RoutedTicket:
             prefill_engine="" if split is None or not is_as_picked else split.source.info.id,
         )
 
-    def _show_end(self, tail: bytes, *, complete: bool) -> None:
+    def _show_end(self, cached: int | None, output: int | None, *, complete: bool) -> None:
         end = Outcome(
-            reported_cached_tokens=reported_cached_tokens(tail),
-            output_tokens=reported_output_tokens(tail),
+            reported_cached_tokens=cached,
+            output_tokens=output,
             error=None if complete else "broken_off",
         )
         self._job.watch.ended(self._status, end)
@@ -234,12 +234,13 @@ class RoutedTicket:
         metrics.requests.add(self._reason, str(self._status or "none"))
         if self._status and not complete:
             metrics.broken_streams.add("broken_off")
-        self._show_end(tail, complete=complete)
+        cached, output = reported_tokens(tail)
+        self._show_end(cached, output, complete=complete)
         whole = self._job.prompt is not None and self._split is None
         if whole and complete and self._view is self._chosen.view:
             self._books.learner.cached(
                 self._view.info,
                 predicted=self._chosen.predicted,
-                reported=reported_cached_tokens(tail),
+                reported=cached,
                 guessed_as=self._job.guessed_as,
             )

@@ -18,6 +18,7 @@ from nearkv.ingress.recording.querying import (
 )
 from nearkv.ingress.recording.records import line_of
 from nearkv.ingress.recording.ring import RecordRing
+from nearkv.ingress.recording.thinning import Thinning
 
 _RECORDS_AT_ONCE = 200
 
@@ -26,9 +27,15 @@ class DecisionsApi:
     """Answers questions about the records kept; ``wall`` is Unix seconds."""
 
     def __init__(
-        self, ring: RecordRing, rules: ExplainRules, *, wall: Callable[[], float] = time.time
+        self,
+        ring: RecordRing,
+        thinning: Thinning,
+        rules: ExplainRules,
+        *,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._ring = ring
+        self._thinning = thinning
         self._rules = rules
         self._wall = wall
 
@@ -65,6 +72,8 @@ class DecisionsApi:
             return f"{said} not kept (decisions.max_bytes is 0)"
         if oldest is None:
             return f"{said} gone; no request has ended yet"
+        if self._thinning.skipped:
+            said += f" one of {self._thinning.skipped} not kept (decisions.per_second), or"
         age_seconds = max(0.0, self._wall() - oldest.at)
         return (
             f"{said} too old; this replica keeps its last {len(self._ring)} requests "

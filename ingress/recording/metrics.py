@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from nearkv.ingress.recording.ring import RecordRing
+from nearkv.ingress.recording.thinning import Thinning
 from nearkv.ingress.tallies import Tally
 
 
@@ -37,13 +38,19 @@ class RecordMetrics:
 
 
 class RingCollector(Collector):
-    """Gauges of the ring."""
+    """Gauges of the ring, and what does not get into it."""
 
-    def __init__(self, ring: RecordRing) -> None:
+    def __init__(self, ring: RecordRing, thinning: Thinning) -> None:
         self._ring = ring
+        self._thinning = thinning
 
     def collect(self) -> Iterator[Metric]:
-        """Yield its length and size."""
+        """Yield its length and size, and how many records were skipped."""
+        yield CounterMetricFamily(
+            "nearkv_ingress_decisions_skipped",
+            "Ordinary requests without a record in memory: more than decisions.per_second.",
+            value=self._thinning.skipped,
+        )
         for name, text, value in (
             ("decisions_kept", "Decision records in memory.", len(self._ring)),
             ("decisions_kept_bytes", "What those take, estimated.", self._ring.size_bytes),

@@ -23,6 +23,7 @@ from nearkv.ingress.recording.recorder import Recorder
 from nearkv.ingress.recording.records import Line, RequestRecord, ages_ms, line_of
 from nearkv.ingress.recording.ring import RecordRing
 from nearkv.ingress.recording.settings import DecisionSettings
+from nearkv.ingress.recording.thinning import Thinning
 from nearkv.ingress.recording.watching import Sink, WatchRules
 from nearkv.ingress.routing import Gate
 from nearkv.ingress.settings import IngressSettings, PdMode
@@ -51,6 +52,7 @@ class Recording:
 
     recorder: Recorder
     ring: RecordRing
+    thinning: Thinning
     settings_id: str
     outboxes: tuple[Outbox[RequestRecord], ...]
 
@@ -58,7 +60,7 @@ class Recording:
         """Return the endpoints that read the records."""
         gate = Gate(settings.gate.min_free_bytes, settings.gate.min_free_ratio)
         rules = ExplainRules(self.settings_id, gate, roles=settings.pd.mode is not PdMode.OFF)
-        return DecisionsApi(self.ring, rules)
+        return DecisionsApi(self.ring, self.thinning, rules)
 
     async def run(self, _app: web.Application) -> AsyncIterator[None]:
         """Write and export for as long as an application runs (a cleanup context)."""
@@ -78,14 +80,15 @@ def open_recording(settings: IngressSettings, registry: CollectorRegistry) -> Re
     own, tracing = settings.decisions, settings.tracing
     ring = RecordRing(limit_bytes=own.max_bytes)
     metrics = RecordMetrics(registry)
-    registry.register(RingCollector(ring))
+    thinning = Thinning(ring.add, per_second=own.per_second)
+    registry.register(RingCollector(ring, thinning))
     secret = secret_bytes(settings.cluster_secret) or secrets.token_bytes(32)
     anonymiser = Anonymiser(secret)
     settings_id = identify_settings(settings)
     sinks: list[Sink] = []
     outboxes: list[Outbox[RequestRecord]] = []
     if own.max_bytes:
-        sinks.append(ring.add)
+        sinks.append(thinning.add)
     if own.file is not None:
         outbox = _open_file(own, anonymiser, settings_id, metrics)
         outboxes.append(outbox)
@@ -99,7 +102,7 @@ def open_recording(settings: IngressSettings, registry: CollectorRegistry) -> Re
     )
     start_trace = _tracer(tracing.sampling_ratio) if tracing.enabled else None
     recorder = Recorder(rules, start_trace=start_trace)
-    return Recording(recorder, ring, settings_id, tuple(outboxes))
+    return Recording(recorder, ring, thinning, settings_id, tuple(outboxes))
 
 
 def identify_settings(settings: IngressSettings) -> str:

@@ -13,6 +13,12 @@ class DecisionSettings(SettingsGroup):
     max_bytes: int = Field(
         8 << 20, ge=0, description="Memory bound of records kept for /v1/decisions; 0: none."
     )
+    per_second: int = Field(
+        200,
+        ge=0,
+        description="Ordinary requests kept in memory in a second, 0: all. Those that were "
+        "refused, broken or tried more than once are always kept; the file gets all.",
+    )
     file: Path | None = Field(
         None, description="File that records are appended to, one JSON object a line."
     )

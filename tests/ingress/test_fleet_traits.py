@@ -83,7 +83,7 @@ def test_paths_are_those_of_the_last_snapshot_and_what_came_since(fleet, agent):
 
 
 def setup_seconds_known(agent):
-    return list(agent.fleet.agents[agent.url].paths)
+    return list(agent.fleet.agents[agent.url].paths.readings)
 
 
 def test_the_targets_agent_knows_best_what_a_path_costs(fleet, agent):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nearkv.ingress.forwarding import forwarded_headers, reported_cached_tokens, returned_headers
+from nearkv.ingress.forwarding import forwarded_headers, reported_tokens, returned_headers
 
 STRIPPED = [
     "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "TE", "Trailer",
@@ -85,4 +85,17 @@ def claiming(content):
     ],
 )
 def test_only_the_engines_own_count_is_taken(tail, expected):
-    assert reported_cached_tokens(tail) == expected
+    assert reported_tokens(tail)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("tail", "expected"),
+    [
+        (b'{"usage":{"prompt_tokens":9,"completion_tokens": 3}}', (None, 3)),
+        (b'{"usage":{"input_tokens":9,"cache_read_input_tokens":4,"output_tokens":2}}', (4, 2)),
+        (b'"completion_tokens":1} {"completion_tokens":7,"cached_tokens":8}', (8, 7)),
+    ],
+    ids=["nothing cached", "another dialect", "the last ones count"],
+)
+def test_tokens_answered_are_taken_in_the_same_look(tail, expected):
+    assert reported_tokens(tail) == expected

@@ -258,6 +258,7 @@ def _ingress_series() -> list[Series]:
         RingCollector,
     )
     from nearkv.ingress.recording.ring import RecordRing  # noqa: PLC0415 - see _agent_series
+    from nearkv.ingress.recording.thinning import Thinning  # noqa: PLC0415 - see _agent_series
     from nearkv.ingress.suspects import Suspects  # noqa: PLC0415 - see _agent_series
 
     registry = create_registry("ingress")
@@ -268,7 +269,8 @@ def _ingress_series() -> list[Series]:
     registry.register(BreakerCollector(fleet, Suspects(), lambda: 0.0))
     registry.register(capacity_gauges())
     RecordMetrics(registry)
-    registry.register(RingCollector(RecordRing(limit_bytes=0)))
+    ring = RecordRing(limit_bytes=0)
+    registry.register(RingCollector(ring, Thinning(ring.add, per_second=0)))
     return _series_of(registry)
 
 
