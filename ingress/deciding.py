@@ -60,6 +60,7 @@ class Decider:
             cost=settings.cost,
         )
         self._turn = 0
+        self._policy = settings.policy.value
 
     def decide(self, job: Job, attempt: int) -> Decided:
         """Return the decision; raises :class:`NoRoomError` where no engine may take more."""
@@ -100,10 +101,10 @@ class Decider:
             request_id=job.request_id,
             path=job.path,
             model=job.parsed.model or "",
-            policy=self._settings.policy.value,
+            policy=self._policy,
             engine=decision.engine,
             reason=decision.reason,
-            rung=decision.rung.value,
+            rung=decision.rung,
             attempt=attempt,
             prompt_tokens=prompt.token_count if prompt is not None else None,
             predicted_cached_tokens=plan.split.target_tokens if plan.split else predicted,
