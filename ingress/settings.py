@@ -292,9 +292,7 @@ class IngressSettings(ServiceSettings):
         "(docs/envoy.md); sidecar: beside a decode engine, nothing else.",
     )
     listen: Address = Field(Address("127.0.0.1", 8080), description="Address to serve on.")
-    policy: Policy = Field(
-        Policy.PREFIX_FIRST, description="How engines are chosen; see docs/routing.md."
-    )
+    policy: Policy = Field(Policy.COST, description="How engines are chosen; see docs/routing.md.")
     cost: CostSettings = Field(CostSettings(), description="Policy cost.")
     agents: tuple[HttpUrl, ...] = Field((), description="Base URLs of the node agents to follow.")
     agent_service: AgentServiceSettings = Field(

@@ -38,12 +38,35 @@ def main() -> int:
         urls = json.loads(stack.enter_context(engines))
         bare = stack.enter_context(started("tests.benchmarks.bare_proxy", *urls, core=0)).strip()
         agent = stack.enter_context(started_service("agent", folder, agent_config(urls), core=1))
-        ingress = stack.enter_context(
-            started_service("ingress", folder, {"agents": [agent.url]}, core=0)
-        )
+        first = stack.enter_context(started_ingress(folder, agent, "prefix-first"))
+        by_cost = stack.enter_context(started_ingress(folder / "cost", agent, "cost"))
         pin(1)
-        figures, bare_figures = asyncio.run(measure(urls[0], bare, ingress))
+        figures, bare_figures = asyncio.run(measure(urls[0], bare, first))
+        figures |= asyncio.run(passing_by_cost(by_cost))
     return report("ingress", figures, {"bare aiohttp": bare_figures})
+
+
+@contextmanager
+def started_ingress(folder: Path, agent: "Service", policy: str) -> Iterator["Service"]:
+    """Run an ingress under one policy; the bars were set for ``prefix-first``."""
+    folder.mkdir(exist_ok=True)
+    settings = {"agents": [agent.url], "policy": policy}
+    with started_service("ingress", folder, settings, core=0) as ingress:
+        yield ingress
+
+
+async def passing_by_cost(ingress: "Service") -> dict[str, float]:
+    """Measure what a small request takes under the policy that weighs costs."""
+    rates, costs = [], []
+    for _ in range(3):
+        before = ingress.cpu_seconds()
+        result = await rate(ingress.url)
+        rates.append(result.requests_per_second)
+        costs.append((ingress.cpu_seconds() - before) / (len(result.latencies) + _WARM_UP))
+    return {
+        "requests_per_second_1kb_by_cost": median(rates),
+        "cpu_microseconds_per_request_1kb_by_cost": median(costs) * 1e6,
+    }
 
 
 def agent_config(urls: Sequence[str]) -> dict[str, Any]:

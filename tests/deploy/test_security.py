@@ -62,6 +62,7 @@ GPU_LESS = {"root", "mount /run/nearkv", "mount /sys"}
         ("base", USUAL),
         ("tls", USUAL),
         ("large", USUAL),
+        ("canary", USUAL - {"mount /run/nearkv"} | {"mount /run/nearkv-canary"}),
         ("kind", GPU_LESS),
         ("rdma", USUAL | {"IPC_LOCK", "host network"}),
         ("privileged", USUAL | {"privileged", "host network", "mount /dev/infiniband"}),

@@ -8,6 +8,7 @@ import pytest
 from tests.doubles.api_server import ApiServerConfig, ApiServerDouble, Faults
 from tests.doubles.api_server.resources import Resource
 from tests.doubles.engine import EngineDouble, EngineDoubleConfig
+from tests.integration.envoy_site import becomes
 from tests.integration.stack import (
     DEADLINE_SECONDS,
     eventually,
@@ -85,6 +86,10 @@ async def readiness(ingress):
         return answer.status, await answer.text()
 
 
+async def is_ready(ingress):
+    return (await readiness(ingress))[0] == 200
+
+
 async def series(ingress, start):
     async with ingress.session.get(ingress.url + "/metrics") as answer:
         lines = (await answer.text()).splitlines()
@@ -153,6 +158,7 @@ async def test_what_is_known_stays_while_the_api_server_is_away(cluster):
         cluster.put(first, "a")
         async with running_ingress(**cluster.settings()) as ingress:
             await knows(ingress, first)
+            await becomes(lambda: is_ready(ingress), what="ready")
             await cluster.api.stop()
             cluster.put(second, "b")
             failures = 'nearkv_ingress_agent_list_failures_total{reason="unreachable"}'

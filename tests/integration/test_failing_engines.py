@@ -291,7 +291,7 @@ async def test_an_engine_that_takes_requests_and_never_answers_loses_them_by_its
     async with (
         double() as a,
         double() as b,
-        small_fleet(a, b, agent=agent, deadlines=deadlines) as (ingress, _),
+        small_fleet(a, b, policy="prefix-first", agent=agent, deadlines=deadlines) as (ingress, _),
     ):
         response, _ = await ingress.complete(DOCUMENT)
         holder = response.headers["x-nearkv-engine"]

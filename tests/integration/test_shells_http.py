@@ -121,7 +121,7 @@ async def test_no_path_leads_out_of_v1(path):
         given = await exchange(ingress.url, request(f"GET {path}"), until=b"}}")
         assert b" 400 " in given
         assert engine.requests == []
-        given = await exchange(ingress.url, request("GET /v1/models/a..b"), until=b"ok")
+        given = await exchange(ingress.url, request("GET /v1/files/a..b"), until=b"ok")
         assert b" 200 " in given
 
 
