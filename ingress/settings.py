@@ -253,7 +253,7 @@ class CostSettings(SettingsGroup):
     )
     floor_ms: float = Field(500.0, ge=0, description="What such a request may cost more at most.")
     crowding_weight: float = Field(
-        1.0,
+        1.1,
         ge=0,
         description="Price of computing a token anew beyond its own time, as a share of that: it "
         "pushes out a cached one and delays the requests behind.",
