@@ -42,6 +42,8 @@ class Network:
         run("ip", "netns", "add", host)
         stack.callback(run, "ip", "netns", "delete", host)
         run("ip", "link", "add", f"{host}s", "type", "veth", "peer", "name", f"{host}h")
+        # A namespace takes its cable along only some time after it was deleted.
+        stack.callback(run, "ip", "link", "delete", f"{host}s")
         run("ip", "link", "set", f"{host}s", "master", _SWITCH, "up")
         run("ip", "link", "set", f"{host}h", "netns", host)
         inside = self.within(host)
