@@ -37,8 +37,8 @@ _WORKLOAD = Workload(
     system_prompts=6,
     system_tokens=768,
     turn_tokens=(60, 180),
-    arrivals_per_second=2.0,
-    thinking_seconds=2.0,
+    arrivals_per_second=0.8,
+    thinking_seconds=4.0,
 )
 
 
