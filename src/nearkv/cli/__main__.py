@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from nearkv._version import __version__
+from nearkv.cli.asking_options import Agents, Ca, Cert, Ingresses, Key, Timeout, TlsName
 from nearkv.cli.decision_verbs import decisions, explain
 from nearkv.cli.doctor_upgrade_verb import doctor_upgrade
 from nearkv.cli.replay_verb import replay
@@ -81,32 +82,6 @@ class Component(Enum):
     EXTENDER = "extender"
 
 
-_Ca = Annotated[
-    Path | None,
-    typer.Option(
-        "--ca", envvar="NEARKV_CA", help="CA (PEM) of those asked; default: the system's CAs."
-    ),
-]
-_Cert = Annotated[
-    Path | None,
-    typer.Option(
-        "--cert", envvar="NEARKV_CERT", help="Certificate (PEM) to show; goes with --key."
-    ),
-]
-_Key = Annotated[
-    Path | None,
-    typer.Option("--key", envvar="NEARKV_KEY", help="Its private key (PEM)."),
-]
-_TlsName = Annotated[
-    str,
-    typer.Option(
-        metavar="TEXT",
-        envvar="NEARKV_TLS_NAME",
-        help="Name to find in the certificates of those asked; default: the host in the URL.",
-    ),
-]
-
-
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer's way to call it
     if wanted:
         version()
@@ -127,22 +102,8 @@ def root(
 
 @app.command(short_help="Show engines: KV use, freshness, hits.")
 def status(  # noqa: PLR0913, PLR0917 - one parameter per option
-    agents: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--agent",
-            metavar="URL",
-            help="An agent; repeatable. Default: NEARKV_AGENTS, comma-separated.",
-        ),
-    ] = None,
-    ingresses: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--ingress",
-            metavar="URL",
-            help="An ingress; repeatable. Default: NEARKV_INGRESS, comma-separated.",
-        ),
-    ] = None,
+    agents: Agents = None,
+    ingresses: Ingresses = None,
     output: Annotated[Output, typer.Option("-o", "--output", help="Form.")] = Output.TABLE,
     token: Annotated[
         str | None,
@@ -150,13 +111,11 @@ def status(  # noqa: PLR0913, PLR0917 - one parameter per option
             metavar="TEXT", envvar="NEARKV_TOKEN", help="Bearer token for the status endpoints."
         ),
     ] = None,
-    timeout_seconds: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="Deadline of each request in seconds.")
-    ] = 5.0,
-    ca: _Ca = None,
-    cert: _Cert = None,
-    key: _Key = None,
-    tls_name: _TlsName = "",
+    timeout_seconds: Timeout = 5.0,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    tls_name: TlsName = "",
 ) -> None:
     """Show engines with KV use, freshness and hits, as agents and ingresses see them."""
     from nearkv.certificates import ClientFiles  # noqa: PLC0415 - keeps --help quick
@@ -210,10 +169,10 @@ def explain_pod(  # noqa: PLR0913, PLR0917 - one parameter per option
         str | None,
         typer.Option(metavar="TEXT", envvar="NEARKV_TOKEN", help="Bearer token of the extender."),
     ] = None,
-    ca: _Ca = None,
-    cert: _Cert = None,
-    key: _Key = None,
-    tls_name: _TlsName = "",
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    tls_name: TlsName = "",
     timeout_seconds: Annotated[
         float, typer.Option("--timeout", min=0.1, help="Deadline of the request in seconds.")
     ] = 5.0,
@@ -335,9 +294,7 @@ def doctor_transfer(  # noqa: PLR0913, PLR0917 - one parameter per option
             metavar="TEXT", envvar="NEARKV_TOKEN", help="Bearer token for the status endpoints."
         ),
     ] = None,
-    timeout_seconds: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="Deadline of each request in seconds.")
-    ] = 5.0,
+    timeout_seconds: Timeout = 5.0,
     socket_dir: Annotated[Path, typer.Option(help="Folder of this host's agent.sock.")] = Path(
         "/run/nearkv"
     ),
@@ -356,10 +313,10 @@ def doctor_transfer(  # noqa: PLR0913, PLR0917 - one parameter per option
     output: Annotated[
         DoctorOutput, typer.Option("-o", "--output", help="Form.")
     ] = DoctorOutput.TABLE,
-    ca: _Ca = None,
-    cert: _Cert = None,
-    key: _Key = None,
-    tls_name: _TlsName = "",
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    tls_name: TlsName = "",
 ) -> None:
     """Check what moving KV needs on this host, and which way it goes between nodes."""
     from nearkv.certificates import ClientFiles  # noqa: PLC0415 - as in status

@@ -1,10 +1,11 @@
 """The options of ``nearkv decisions`` and ``nearkv explain``."""
 
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from nearkv.cli.asking_options import Ca, Ingresses, Timeout, TlsName
 
 explain = typer.Typer(help="Say why something was decided.", no_args_is_help=True)
 
@@ -17,31 +18,11 @@ class DecisionOutput(Enum):
     YAML = "yaml"
 
 
-_Ingresses = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--ingress",
-        metavar="URL",
-        help="An ingress; repeatable. Default: NEARKV_INGRESS, comma-separated.",
-    ),
-]
 _Token = Annotated[
     str | None,
     typer.Option(metavar="TEXT", envvar="NEARKV_TOKEN", help="Bearer token of the ingress."),
 ]
-_Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.1, help="Deadline of each request in seconds.")
-]
 _Output = Annotated[DecisionOutput, typer.Option("-o", "--output", help="Form.")]
-_Ca = Annotated[
-    Path | None, typer.Option("--ca", envvar="NEARKV_CA", help="CA (PEM) of those asked.")
-]
-_TlsName = Annotated[
-    str,
-    typer.Option(
-        metavar="TEXT", envvar="NEARKV_TLS_NAME", help="Name to find in their certificates."
-    ),
-]
 
 
 @explain.callback()
@@ -52,13 +33,13 @@ def explain_root() -> None:
 @explain.command("request", short_help="Say why a request went where it did.")
 def explain_request(  # noqa: PLR0913, PLR0917 - one parameter per option
     request: Annotated[str, typer.Argument(metavar="ID", help="Its X-Request-Id.")],
-    ingresses: _Ingresses = None,
+    ingresses: Ingresses = None,
     limit: Annotated[int, typer.Option(min=1, help="Engines to show.")] = 20,
     output: _Output = DecisionOutput.TABLE,
     token: _Token = None,
-    ca: _Ca = None,
-    tls_name: _TlsName = "",
-    timeout_seconds: _Timeout = 5.0,
+    ca: Ca = None,
+    tls_name: TlsName = "",
+    timeout_seconds: Timeout = 5.0,
 ) -> None:
     """Say why a request went where it did: each engine's terms, and what happened then."""
     from nearkv.certificates import ClientFiles  # noqa: PLC0415 - keeps --help quick
@@ -75,7 +56,7 @@ def explain_request(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 def decisions(  # noqa: PLR0913, PLR0917 - one parameter per option
-    ingresses: _Ingresses = None,
+    ingresses: Ingresses = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Requests to show.")] = 20,
     model: Annotated[str, typer.Option(metavar="TEXT", help="Only of this model.")] = "",
     engine: Annotated[str, typer.Option(metavar="ID", help="Only those that it served.")] = "",
@@ -86,9 +67,9 @@ def decisions(  # noqa: PLR0913, PLR0917 - one parameter per option
     ] = None,
     output: _Output = DecisionOutput.TABLE,
     token: _Token = None,
-    ca: _Ca = None,
-    tls_name: _TlsName = "",
-    timeout_seconds: _Timeout = 5.0,
+    ca: Ca = None,
+    tls_name: TlsName = "",
+    timeout_seconds: Timeout = 5.0,
 ) -> None:
     """Show the latest requests: where they went, why, and how long they took."""
     from nearkv.certificates import ClientFiles  # noqa: PLC0415 - keeps --help quick

@@ -1,10 +1,11 @@
 """The options of ``nearkv doctor upgrade``; what it does is imported when it runs."""
 
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from nearkv.cli.asking_options import Ca, Cert, Key, Timeout, TlsName
 
 
 class UpgradeOutput(Enum):
@@ -62,28 +63,14 @@ def doctor_upgrade(  # noqa: PLR0913, PLR0917 - one parameter per option
         str | None,
         typer.Option(metavar="TEXT", envvar="NEARKV_TOKEN", help="Bearer token of the agents."),
     ] = None,
-    timeout_seconds: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="Deadline of each request in seconds.")
-    ] = 30.0,
+    timeout_seconds: Timeout = 30.0,
     output: Annotated[
         UpgradeOutput, typer.Option("-o", "--output", help="Form.")
     ] = UpgradeOutput.TABLE,
-    ca: Annotated[
-        Path | None, typer.Option("--ca", envvar="NEARKV_CA", help="CA (PEM) of the agents.")
-    ] = None,
-    cert: Annotated[
-        Path | None,
-        typer.Option("--cert", envvar="NEARKV_CERT", help="Certificate (PEM) to show to agents."),
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option("--key", envvar="NEARKV_KEY", help="Its private key (PEM).")
-    ] = None,
-    tls_name: Annotated[
-        str,
-        typer.Option(
-            metavar="TEXT", envvar="NEARKV_TLS_NAME", help="Name to find in agents' certificates."
-        ),
-    ] = "",
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    tls_name: TlsName = "",
 ) -> None:
     """Compare two running engines before an upgrade: what nearkv loses by the new one.
 

@@ -1,10 +1,11 @@
 """The options of ``nearkv report``; what it does is imported when it runs, so --help is quick."""
 
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from nearkv.cli.asking_options import Agents, Ca, Cert, Ingresses, Key, Timeout, TlsName
 
 
 class ReportOutput(Enum):
@@ -16,22 +17,8 @@ class ReportOutput(Enum):
 
 
 def report(  # noqa: PLR0913, PLR0917 - one parameter per option
-    ingresses: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--ingress",
-            metavar="URL",
-            help="An ingress; repeatable. Default: NEARKV_INGRESS, comma-separated.",
-        ),
-    ] = None,
-    agents: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--agent",
-            metavar="URL",
-            help="An agent; repeatable. Default: NEARKV_AGENTS, comma-separated.",
-        ),
-    ] = None,
+    ingresses: Ingresses = None,
+    agents: Agents = None,
     engines: Annotated[
         list[str] | None,
         typer.Option(
@@ -72,30 +59,11 @@ def report(  # noqa: PLR0913, PLR0917 - one parameter per option
             metavar="TEXT", envvar="NEARKV_TOKEN", help="Bearer token of agents, or of Prometheus."
         ),
     ] = None,
-    ca: Annotated[
-        Path | None,
-        typer.Option(
-            "--ca", envvar="NEARKV_CA", help="CA (PEM) of those asked; default: the system's CAs."
-        ),
-    ] = None,
-    cert: Annotated[
-        Path | None,
-        typer.Option(
-            "--cert", envvar="NEARKV_CERT", help="Certificate (PEM) to show; goes with --key."
-        ),
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option("--key", envvar="NEARKV_KEY", help="Its private key (PEM).")
-    ] = None,
-    tls_name: Annotated[
-        str,
-        typer.Option(
-            metavar="TEXT", envvar="NEARKV_TLS_NAME", help="Name to find in their certificates."
-        ),
-    ] = "",
-    timeout_seconds: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="Deadline of each request in seconds.")
-    ] = 5.0,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    tls_name: TlsName = "",
+    timeout_seconds: Timeout = 5.0,
     output: Annotated[
         ReportOutput, typer.Option("-o", "--output", help="Form.")
     ] = ReportOutput.TABLE,
