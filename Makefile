@@ -14,7 +14,7 @@ export PATH := $(CURDIR)/build/tools/usr/bin:$(PATH)
 ENVOY_VENV := .venv-envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all lint format render promtool docs bench-index bench-transfer bench-ingress bench-extender bench-placement bench-routing bench-peers bench-policies bench-agent bench-fleet bench-chaos test-hosts test-cluster check-gpu clean
+.PHONY: help setup run demo test test-slow test-all lint format render promtool docs bench-index bench-transfer bench-ingress bench-extender bench-placement bench-routing bench-peers bench-policies bench-agent bench-fleet bench-chaos test-hosts test-cluster check-gpu clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,10 +48,10 @@ test: $(VENV)/.stamp $(ENVOY_VENV)/.stamp ## The fast lane: lint and the tests t
 	@$(MAKE) --no-print-directory lint
 	$(FAST) || $(AGAIN)
 
-test-all: setup $(ENVOY_VENV)/.stamp ## The full lane: lint and every test, those on real vLLM included
-	@$(MAKE) --no-print-directory lint
-	$(FAST) || $(AGAIN)
+test-slow: setup $(ENVOY_VENV)/.stamp ## The other lane: the tests on real vLLM, and slow ones
 	$(PYTEST) -m 'vllm or slow' || $(AGAIN)
+
+test-all: test test-slow ## The full lane: lint and every test, those on real vLLM included
 
 lint: $(VENV)/.stamp ## Style, types, import contracts, docstrings
 	@$(VENV)/bin/ruff check .

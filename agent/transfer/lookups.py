@@ -71,12 +71,19 @@ class LookupDesk:
         self._errands: set[asyncio.Task[None]] = set()
         self._is_ending = False
 
+    def asked(self, engine: str, message: Lookup) -> None:
+        """Note that an engine needs a lease from now on, before anybody looks it up.
+
+        At once, since its next message may say that it needs the lease no more: engines do not
+        wait for an agent that was late.
+        """
+        self._known.asked(engine, message.address)
+
     async def lookup(self, reader: Registration, message: Lookup) -> LookupDone:
-        """Answer a lookup by its deadline; never raises but when it is cancelled."""
+        """Answer a lookup, :meth:`asked` before, by its deadline; raises nothing."""
         seconds = _DEFAULT_SECONDS
         if message.deadline_ms:
             seconds = min(_LONGEST_SECONDS, seconds_until(message.deadline_ms) - _MARGIN_SECONDS)
-        self._known.asked(reader.engine, message.address)
         give_up_at = time.monotonic() + seconds
         if message.address.is_store:
             return await self._from_store(reader, message, seconds)

@@ -246,6 +246,7 @@ class EngineSession:
                 raise ProtocolError(f"a scheduler does not send {type(message).__name__}")
 
     def _look_up(self, reader: Registration, message: Lookup) -> None:
+        self._desks.lookups.asked(reader.engine, message)
         if len(self._lookups) >= _MAX_LOOKUPS:
             self._desks.metrics.lookup_ended(Reason.BUSY)
             text = f"{_MAX_LOOKUPS} lookups are under way already"

@@ -206,7 +206,18 @@ class Site:
 
     def _descriptors(self, agent):
         """Return how many descriptors an agent at rest has, without two for each mover."""
-        wait_until(lambda: not self._unrest(agent), f"agent {agent.pid} is at rest")
+        unrest = {}
+
+        def at_rest():
+            nonlocal unrest
+            unrest = self._unrest(agent)
+            return not unrest
+
+        try:
+            wait_until(at_rest, f"agent {agent.pid} is at rest")
+        except AssertionError as error:
+            error.add_note(f"it has {unrest}")
+            raise
         return descriptors(agent.pid) - 2 * len(children(agent.pid))
 
     def _unrest(self, agent):

@@ -19,8 +19,10 @@ from nearkv.serving import running
 from nearkv.state.codec import FrameReader
 from nearkv.state.model import SnapshotBegin
 from nearkv.transfer.errors import Reason
+from nearkv.transfer.framing import encode_frame
+from nearkv.transfer.messages import LeaseClosed, Lookup
 from tests.doubles.engine import EngineDouble, EngineDoubleConfig
-from tests.doubles.kv_engine import FakeEngine, KvShape
+from tests.doubles.kv_engine import FakeEngine, KvShape, deadline_ms, pack
 from tests.integration.kv_nodes import kv_node, open_descriptors
 from tests.integration.stack import ANY_PORT, eventually
 from tests.integration.test_transfer_peers import make_certificates
@@ -236,6 +238,30 @@ async def test_whoever_saw_a_lease_may_give_it_back():
         for wrong in (b"", b"[]", b'{"engine": 1}', b"\xff", b"{" * 9999):
             async with session.post(f"{node.url}/v1/transfer/release", data=wrong) as answer:
                 assert answer.status == 400
+
+
+async def test_a_lease_that_is_needed_no_more_before_it_was_looked_up_is_given_back():
+    async with (
+        kv_node() as node,
+        FakeEngine(node.socket, "p") as p,
+        FakeEngine(node.socket, "d") as d,
+    ):
+        address = await p.open_lease(TOKENS, BLOCKS)
+        await eventually(lambda: node.leases == {"open": 1, "closing": 0}, what="it is known")
+        # An engine did not wait for an agent that was late: both are read at once.
+        question = Lookup(
+            id=1,
+            address=address,
+            token_ids=pack(TOKENS),
+            cache_salt="",
+            lora="",
+            deadline_ms=deadline_ms(10),
+            first_block=0,
+        )
+        given_back = LeaseClosed(lease=address.lease, why="pulled")
+        d.scheduler.raw.sendall(encode_frame(question) + encode_frame(given_back))
+        await eventually(lambda: node.leases == {"open": 0, "closing": 0}, what="it ended")
+        assert [r.why for r in p.releases] == ["pulled"]
 
 
 async def test_status_metrics_and_state_show_the_transfer():

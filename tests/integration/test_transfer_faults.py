@@ -50,6 +50,8 @@ class Case:
         self.mover = None
         self.request = None
         self.params = site.prefill()
+        # P tells its agent of the lease after it has answered: a P that is stopped before has none.
+        wait_until(lambda: site.p_agent.transfer["leases"]["open"] == 1, "the lease is known")
 
     @property
     def process(self):

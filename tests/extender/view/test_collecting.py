@@ -183,10 +183,10 @@ async def test_a_sequence_that_falls_is_counted_and_does_not_count():
     ],
 )
 async def test_a_bad_agent_is_counted_and_disturbs_no_other(trouble, reason):
-    async with collecting(limits={"answer_seconds": 0.3, "connect_seconds": 0.3}) as (
-        at_work,
-        agents,
-    ):
+    # Only who is to be given up gets little time: a busy machine may be late with the others.
+    seconds = 0.3 if reason == "silent" else 10
+    limits = {"answer_seconds": seconds, "connect_seconds": seconds}
+    async with collecting(limits=limits) as (at_work, agents):
         bad, good = agents.add("n1"), agents.add("n2")
         bad.trouble = trouble
         at_work.follow("n1", "n2")
