@@ -43,6 +43,7 @@ from nearkv.ingress.tenants import Tenants
 from nearkv.ingress.tokens.engine_tokenizer import EngineTokenizer
 from nearkv.ingress.tokens.local_tokenizer import LocalTokenizer
 from nearkv.ingress.tokens.service import TokenService
+from nearkv.ingress.upstream.pool import EnginePool, closing_pool
 from nearkv.ingress.waiting_room import RoomLimits, WaitingRoom
 from nearkv.keepalive import probed_socket
 from nearkv.serving import InFlight, guard_with_token
@@ -82,7 +83,12 @@ async def build_app(settings: IngressSettings) -> web.Application:
     registry.register(FleetCollector(knowledge.fleet, knowledge.ledger))
     readiness = Readiness(CHECK_SYNC)
     registry.register(TaskFailureCollector("ingress", readiness))
-    forwarder = _open_forwarder(settings, session)
+    pool = EnginePool(
+        connect_seconds=settings.deadlines.connect_seconds,
+        idle_seconds=settings.deadlines.engine_keepalive_seconds,
+        socket_factory=_probed_socket,
+    )
+    forwarder = _open_forwarder(settings, pool)
     certificates = ClientCertificates(settings.agent_tls.files, count=metrics.certificate_loads.add)
     releaser = _open_releaser(settings, session, metrics, certificates)
     sending = open_sending(
@@ -117,6 +123,7 @@ async def build_app(settings: IngressSettings) -> web.Application:
     app.cleanup_ctx.append(
         _background(knowledge, readiness, agents, session, releaser, sending.patience)
     )
+    app.cleanup_ctx.append(closing_pool(pool))
     if settings.mode is Mode.EXT_PROC:
         shared = Shared(
             settings,
@@ -139,9 +146,9 @@ def _load_tokenizers(settings: IngressSettings) -> dict[str, LocalTokenizer]:
     }
 
 
-def _open_forwarder(settings: IngressSettings, session: aiohttp.ClientSession) -> Forwarder:
+def _open_forwarder(settings: IngressSettings, pool: EnginePool) -> Forwarder:
     return Forwarder(
-        session,
+        pool,
         settings.deadlines,
         own_key=_reveal(settings.engine_api_key),
         keeps_keys=settings.tenants.file is not None,
@@ -173,6 +180,7 @@ def _open_selector(
         session,
         timeout_seconds=settings.deadlines.tokenize_seconds,
         api_key=_reveal(settings.engine_api_key),
+        keeps_keys=settings.tenants.file is not None,
     )
     return EngineSelector(knowledge, metrics, finder, settings=settings, now=time.monotonic)
 
@@ -241,10 +249,9 @@ def _add_routes(
 
 
 def _open_session(settings: IngressSettings) -> aiohttp.ClientSession:
-    """Open the connection pool for engines and agents.
+    """Open the connections to agents, and to engines for all that is no client's request.
 
-    No limit on connections: the ledger bounds requests. Answers are not decompressed, since
-    they are passed on as they are.
+    No limit on their number: the ledger bounds requests.
     """
     connector = aiohttp.TCPConnector(
         limit=0,

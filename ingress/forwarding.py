@@ -15,24 +15,29 @@ import aiohttp
 import msgspec
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
-from yarl import URL
 
-from nearkv.bounded_reading import read_at_most
+from nearkv.bounded_reading import AnswerTooLargeError
 from nearkv.ingress.answers import error_event, is_event_stream
 from nearkv.ingress.engine_failures import FailureKind
 from nearkv.ingress.errors import EngineFailedError, EngineTimeoutError
 from nearkv.ingress.patience import Wait
 from nearkv.ingress.settings import DeadlineSettings
 from nearkv.ingress.tracing.context import TRACEPARENT_HEADER
+from nearkv.ingress.upstream.answer import Answer
+from nearkv.ingress.upstream.errors import NotReachedError
+from nearkv.ingress.upstream.heads import Origin, encode_head, origin_of
+from nearkv.ingress.upstream.pool import EnginePool
 from nearkv.serving import cut_connection
 
 _WHOLE_BODY_BYTES = 256 << 10
 _TAIL_BYTES = 4096
-_URLS_KEPT = 1024
+_ORIGINS_KEPT = 16_384
 _USAGE = re.compile(
     rb'"(?:(cached_tokens|cache_read_input_tokens)|(?:completion|output)_tokens)":\s*(\d{1,15})\b'
 )
 _RETRYABLE_STATUSES = frozenset({500, 502, 503, 504})
+_WITH_BODY = frozenset({hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH})
+"""Methods whose requests say so when their body is empty."""
 
 _HOP_BY_HOP = frozenset(
     {
@@ -73,7 +78,7 @@ class Target(msgspec.Struct, frozen=True):
 class Opened:
     """An engine's answer, begun: its first bytes are here. ``whole`` says that it is all here."""
 
-    response: aiohttp.ClientResponse
+    response: Answer
     first: bytes
     whole: bool
 
@@ -128,18 +133,17 @@ class Forwarder:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        pool: EnginePool,
         deadlines: DeadlineSettings,
         *,
         own_key: str | None = None,
         keeps_keys: bool = False,
     ) -> None:
-        self._session = session
+        self._pool = pool
         self._own_key = own_key
         self._keeps_keys = keeps_keys
         self._deadlines = deadlines
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=deadlines.connect_seconds)
-        self._urls: dict[tuple[str, str], URL] = {}
+        self._origins: dict[str, Origin] = {}
 
     async def open(
         self,
@@ -155,21 +159,20 @@ class Forwarder:
         took the request and kept silent (trying again would double the work). ``wait`` lets
         others end it early.
         """
-        headers = self._headers(request, request_id, target)
-        url = self._url_of(target.url, _path_of(request))
         seconds = self._deadlines.first_byte_seconds
         try:
-            async with asyncio.timeout(seconds) as deadline:
-                if wait is not None:
-                    wait.deadline = deadline
-                opened = await self._send(request.method, url, headers, body)
-        except TimeoutError as error:  # the connector's own ones among them
+            answer = await self._begin(request, body, target, request_id)
+            deadline = _end_after(answer, seconds, wait)
+            try:
+                opened = await _first_bytes(answer)
+            except BaseException:
+                answer.close()
+                raise
+            finally:
+                deadline.cancel()
+        except TimeoutError as error:
             if wait is not None and wait.why is not None:
                 raise RetryableFailureError("it was silent for too long", wait.why) from error
-            if isinstance(error, aiohttp.ServerTimeoutError):
-                raise RetryableFailureError(
-                    f"connecting took too long: {error}", FailureKind.UNREACHABLE
-                ) from error
             raise EngineTimeoutError(
                 f"engine {target.engine} sent nothing for {seconds:g} s"
             ) from error
@@ -197,25 +200,42 @@ class Forwarder:
         Raises ``TimeoutError``, ``aiohttp.ClientError`` (``AnswerTooLargeError`` among them)
         and ``OSError``.
         """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + deadline_seconds
+        answer = await self._begin(
+            request, body, target, request_id, plain=True, seconds=deadline_seconds
+        )
+        deadline = _end_after(answer, until - loop.time(), wait)
+        try:
+            await answer.begun()
+            return Asked(answer.status, await _read_at_most(answer, limit_bytes))
+        finally:
+            deadline.cancel()
+            # A connection that was read to its end is already back in the pool.
+            answer.close()
+
+    async def _begin(
+        self,
+        request: web.Request,
+        body: bytes,
+        target: Target,
+        request_id: str,
+        *,
+        plain: bool = False,
+        seconds: float | None = None,
+    ) -> Answer:
+        """Send a request, over a new connection if need be; raises ``NotReachedError``."""
         headers = self._headers(request, request_id, target)
-        headers.popall(hdrs.ACCEPT_ENCODING, None)
-        url = self._url_of(target.url, _path_of(request))
-        async with asyncio.timeout(deadline_seconds) as deadline:
-            if wait is not None:
-                wait.deadline = deadline
-            response = await self._session.request(
-                hdrs.METH_POST,
-                url,
-                data=body,
-                headers=headers,
-                timeout=self._timeout,
-                allow_redirects=False,
-            )
-            try:
-                return Asked(response.status, await read_at_most(response, limit_bytes))
-            finally:
-                # A connection that was read to its end is already back in the pool.
-                response.close()
+        if plain:
+            headers.popall(hdrs.ACCEPT_ENCODING, None)
+        origin = self._origin_of(target.url)
+        method = request.method
+        length = len(body) if body or method in _WITH_BODY else None
+        head = encode_head(method, origin, _path_of(request), headers.items(), length)
+        connection = self._pool.take(origin)
+        if connection is None:
+            connection = await self._pool.connect(origin, seconds)
+        return connection.send(method, head, body)
 
     def _headers(self, request: web.Request, request_id: str, target: Target) -> CIMultiDict[str]:
         headers = forwarded_headers(request.headers.items(), request_id, target.dp_rank)
@@ -228,33 +248,17 @@ class Forwarder:
                 headers[hdrs.AUTHORIZATION] = f"Bearer {self._own_key}"
         return headers
 
-    def _url_of(self, base: str, path: str) -> URL:
-        """Return an engine's URL for a request's path, parsed once."""
-        url = self._urls.get((base, path))
-        if url is None:
-            if len(self._urls) >= _URLS_KEPT:
-                self._urls.clear()
-            url = self._urls[base, path] = URL(base + path, encoded=True)
-        return url
-
-    async def _send(self, method: str, url: URL, headers: CIMultiDict[str], body: bytes) -> Opened:
-        response = await self._session.request(
-            method,
-            url,
-            data=body or None,
-            headers=headers,
-            timeout=self._timeout,
-            allow_redirects=False,
-        )
-        try:
-            length = response.content_length
-            if length is not None and length <= _WHOLE_BODY_BYTES:
-                return Opened(response, await response.read(), whole=True)
-            first = await response.content.readany()
-            return Opened(response, first, whole=not first)
-        except BaseException:
-            response.close()
-            raise
+    def _origin_of(self, url: str) -> Origin:
+        """Return where an engine's URL leads, parsed once."""
+        origin = self._origins.get(url)
+        if origin is None:
+            if len(self._origins) >= _ORIGINS_KEPT:
+                self._origins.clear()
+            try:
+                origin = self._origins[url] = origin_of(url)
+            except ValueError as error:
+                raise NotReachedError(str(error)) from error
+        return origin
 
     async def relay(
         self,
@@ -321,7 +325,7 @@ class Forwarder:
             outcome.writing = True
             await answer.write(opened.first)
             outcome.writing = False
-            async for chunk in opened.response.content.iter_any():
+            while chunk := await opened.response.read_some():
                 deadline.reschedule(loop.time() + idle_seconds)
                 outcome.writing = True
                 await answer.write(chunk)
@@ -359,9 +363,34 @@ class Forwarder:
 
 def failure_kind(error: Exception) -> FailureKind:
     """Tell whether a request reached the engine before it failed."""
-    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ServerTimeoutError):
-        return FailureKind.UNREACHABLE
-    return FailureKind.BROKEN
+    return FailureKind.UNREACHABLE if isinstance(error, NotReachedError) else FailureKind.BROKEN
+
+
+def _end_after(answer: Answer, seconds: float, wait: Wait | None) -> asyncio.TimerHandle:
+    """Have an answer fail by ``TimeoutError`` after this long, or when others end the wait."""
+    if wait is not None:
+        wait.answer = answer
+    return asyncio.get_running_loop().call_later(seconds, answer.fail, TimeoutError())
+
+
+async def _first_bytes(answer: Answer) -> Opened:
+    await answer.begun()
+    length = answer.content_length
+    if length is not None and length <= _WHOLE_BODY_BYTES:
+        return Opened(answer, await answer.read(), whole=True)
+    first = await answer.read_some()
+    return Opened(answer, first, whole=not first)
+
+
+async def _read_at_most(answer: Answer, limit_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while part := await answer.read_some():
+        size += len(part)
+        if size > limit_bytes:
+            raise AnswerTooLargeError(f"the answer is over the limit of {limit_bytes} bytes")
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _checked(opened: Opened) -> Opened:
@@ -386,8 +415,8 @@ def _cause(error: Exception, outcome: Outcome) -> str:
 def _path_of(request: web.Request) -> str:
     path = request.raw_path
     if not path.startswith("/"):  # absolute-form (RFC 9112, 3.2.2), which names a host
-        return str(request.rel_url)
-    return path
+        path = str(request.rel_url)
+    return path.partition("#")[0]
 
 
 def forwarded_headers(

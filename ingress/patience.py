@@ -14,6 +14,7 @@ from nearkv.ingress.engine_failures import FailureKind
 from nearkv.ingress.fleet import EngineView, Fleet
 from nearkv.ingress.patience_rules import PatienceRules
 from nearkv.ingress.suspects import Suspects
+from nearkv.ingress.upstream.answer import Answer
 from nearkv.state.model import EngineState
 
 _LOOK_SECONDS = 0.25
@@ -23,7 +24,7 @@ _LOOK_SECONDS = 0.25
 class Wait:
     """One request that waits for one engine; ``why`` says why it was ended early.
 
-    ``late_at`` is when its silence is too long, ``deadline`` what the forwarder waits with.
+    ``late_at`` is when its silence is too long, ``answer`` what the forwarder waits for.
     """
 
     engine: str
@@ -31,14 +32,14 @@ class Wait:
     tried: Collection[str]
     late_at: float | None = None
     unreachable_since: float | None = None
-    deadline: asyncio.Timeout | None = None
+    answer: Answer | None = None
     why: FailureKind | None = None
 
     def end(self, why: FailureKind) -> None:
         """End the wait at once."""
-        if self.deadline is not None and self.why is None:
+        if self.answer is not None and self.why is None:
             self.why = why
-            self.deadline.reschedule(asyncio.get_running_loop().time())
+            self.answer.fail(TimeoutError())
 
 
 class Patience:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-import aiohttp
 import structlog
 from aiohttp import web
 
@@ -21,6 +20,7 @@ from nearkv.ingress.sidecar.metrics import SidecarMetrics
 from nearkv.ingress.sidecar.prefillers import Allowed
 from nearkv.ingress.sidecar.prefilling import Prefilling
 from nearkv.ingress.sidecar.proxying import SidecarHandler
+from nearkv.ingress.upstream.pool import EnginePool
 from nearkv.serving import InFlight, running, serve
 from nearkv.supervising import Job, TaskFailureCollector, supervised
 
@@ -45,8 +45,11 @@ def build_sidecar(settings: IngressSettings) -> Sidecar:
     watch, access = make_pool_watch(own.pool, metrics.pool_failures.add)
     if watch is None and not own.prefillers:
         log.warning("no_prefillers_allowed", hint="set sidecar.prefillers or sidecar.pool.name")
-    session = _open_session(settings.deadlines.engine_keepalive_seconds)
-    forwarder = Forwarder(session, settings.deadlines)
+    pool = EnginePool(
+        connect_seconds=settings.deadlines.connect_seconds,
+        idle_seconds=settings.deadlines.engine_keepalive_seconds,
+    )
+    forwarder = Forwarder(pool, settings.deadlines)
     readiness = Readiness()
     registry.register(TaskFailureCollector("ingress", readiness))
     in_flight = InFlight()
@@ -67,7 +70,7 @@ def build_sidecar(settings: IngressSettings) -> Sidecar:
 
     async def run(_app: web.Application) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(session.close)
+            stack.callback(pool.close)
             if watch is not None and access is not None:
                 await stack.enter_async_context(access)
                 # Readiness is not about having read it: without the engine still answers.
@@ -95,17 +98,6 @@ async def serve_sidecar(settings: IngressSettings) -> None:
             in_flight=sidecar.in_flight,
             drain_seconds=settings.drain_seconds,
         )
-
-
-def _open_session(keepalive_seconds: float) -> aiohttp.ClientSession:
-    """Open the connection pool for the engine and prefillers; answers stay as they are."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive_seconds),
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("User-Agent", "Content-Type", "Accept", "Accept-Encoding"),
-        read_bufsize=1 << 18,
-    )
 
 
 def _no_pool() -> Membership | None:

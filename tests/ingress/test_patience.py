@@ -1,7 +1,5 @@
 """Waiting for first bytes: what ends a wait early, and what does not."""
 
-import asyncio
-
 import pytest
 
 from nearkv.ingress.engine_failures import FailureKind
@@ -10,6 +8,7 @@ from nearkv.ingress.patience import Patience
 from nearkv.ingress.patience_rules import PatienceRules
 from nearkv.ingress.prefix_index import PrefixIndex
 from nearkv.ingress.suspects import Suspects
+from nearkv.ingress.upstream.answer import Answer
 from nearkv.state.model import EngineInfo, EngineState
 
 RULES = PatienceRules(unreachable_seconds=10.0, least_seconds=30.0, factor=10.0)
@@ -37,11 +36,11 @@ class World:
         views = list(self.fleet.engines.values())
         wait = self.patience.begin("a", views, self.tried, predicted_ms=predicted_ms)
         for self.now in seconds:
+            wait.answer = Answer(None)
+            self.patience.look()
+            wait.answer.end()
             try:
-                async with asyncio.timeout(60) as wait.deadline:
-                    self.patience.look()
-                    await asyncio.sleep(0)
-                    await asyncio.sleep(0)
+                await wait.answer.read()
             except TimeoutError:
                 return wait.why, self.now
         self.patience.end(wait)

@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
-_DEADLINE_SECONDS = 10.0
+_DEADLINE_SECONDS = 30.0
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -67,6 +67,19 @@ async def raw_engine(answer: Answer | bytes) -> AsyncIterator[RawEngine]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def deaf_port() -> Iterator[str]:
+    """A port whose connections never come about: its queue is full and nobody accepts."""
+    with socket.socket() as listener, contextlib.ExitStack() as held:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            filler = held.enter_context(socket.socket())
+            filler.setblocking(False)  # noqa: FBT003 (the socket's own signature)
+            filler.connect_ex(listener.getsockname())
+        yield "http://{}:{}".format(*listener.getsockname())
 
 
 def request(line: str, *headers: str, body: bytes = b"") -> bytes:

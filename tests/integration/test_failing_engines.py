@@ -10,7 +10,7 @@ import pytest
 
 from tests.doubles.engine import EngineDouble, EngineDoubleConfig, Faults
 from tests.integration.metrics_reading import counts
-from tests.integration.raw_http import raw_engine
+from tests.integration.raw_http import deaf_port, raw_engine
 from tests.integration.stack import eventually, running_ingress, small_fleet
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -126,7 +126,7 @@ async def test_an_engine_that_fails_is_left_alone_and_found_well_again_by_one_tr
         for _ in range(12):
             assert (await ask(ingress))[0] == 200
         asked = len(a.requests)
-        assert asked in (3, 4), "three, and a trial if this took long"
+        assert 3 <= asked < 8, "three, and a trial for each second that this took"
         assert (await breakers(ingress))["s0"] != "closed"
         answers["fails"] = False
 
@@ -134,7 +134,7 @@ async def test_an_engine_that_fails_is_left_alone_and_found_well_again_by_one_tr
             while (await breakers(ingress))["s0"] != "closed":
                 assert (await ask(ingress))[0] == 200
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await well_again()
         assert len(a.requests) == asked + 1, "one trial"
         changes = await counts(ingress, "breaker_changes")
@@ -258,24 +258,11 @@ async def test_an_open_breaker_is_tried_before_a_draining_engine_that_has_the_pr
 # -- Black holes -------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def deaf_port():
-    """A port whose connections never come about: its queue is full and nobody accepts."""
-    with socket.socket() as listener, contextlib.ExitStack() as held:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        for _ in range(4):
-            filler = held.enter_context(socket.socket())
-            filler.setblocking(False)  # noqa: FBT003 (the socket's own signature)
-            filler.connect_ex(listener.getsockname())
-        yield "http://{}:{}".format(*listener.getsockname())
-
-
 async def test_an_engine_whose_connections_hang_is_left_for_another_at_the_connect_deadline():
     with deaf_port() as url:
         async with raw_engine(OK) as live:
             static = [{"id": "hole", "url": url}, {"id": "live", "url": live.url}]
-            deadlines = {"connect_seconds": 0.2, "sync_seconds": 0.1}
+            deadlines = {"connect_seconds": 1.0, "sync_seconds": 0.1}
             async with running_ingress(
                 engines=static, policy="round-robin", deadlines=deadlines
             ) as ingress:
@@ -287,7 +274,7 @@ async def test_an_engine_whose_connections_hang_is_left_for_another_at_the_conne
 
 async def test_an_engine_that_takes_requests_and_never_answers_loses_them_by_its_agents_word():
     deadlines = {"unreachable_seconds": 0.3}
-    agent = {"scrape": {"interval_seconds": 0.1, "timeout_seconds": 0.3}}
+    agent = {"scrape": {"interval_seconds": 0.1, "timeout_seconds": 1.0}}
     async with (
         double() as a,
         double() as b,
@@ -307,7 +294,7 @@ async def test_an_engine_that_takes_requests_and_never_answers_loses_them_by_its
 
 async def test_an_engine_that_is_silent_to_the_last_deadline_is_left_alone():
     async with double() as a, double() as b:
-        settings = {"deadlines": {"first_byte_seconds": 0.3}, "breaker": {"failures": 1}}
+        settings = {"deadlines": {"first_byte_seconds": 1.5}, "breaker": {"failures": 1}}
         async with in_front_of(a, b, **settings) as ingress:
             await a.inject(Faults(hang_seconds=60.0))
             statuses = [(await ingress.complete("hello"))[0].status for _ in range(4)]
