@@ -165,6 +165,7 @@ class Forwarder:
             deadline = _end_after(answer, seconds, wait)
             try:
                 opened = await _first_bytes(answer)
+                answer.be_in_time()
             except BaseException:
                 answer.close()
                 raise
@@ -342,10 +343,11 @@ class Forwarder:
     ) -> None:
         """End a stream that broke: an error event where the client reads events.
 
-        Any other body cannot say so; its connection is cut, so that nobody takes a part
-        for the whole.
+        Any other body cannot say so, nor one whose length or coding is promised; its connection
+        is cut, so that nobody takes a part for the whole.
         """
-        if cause != "client_stalled" and is_event_stream(answer.content_type):
+        may_add = answer.content_length is None and hdrs.CONTENT_ENCODING not in answer.headers
+        if cause != "client_stalled" and may_add and is_event_stream(answer.content_type):
             error = (
                 EngineTimeoutError("the engine stopped sending in the middle of the answer")
                 if cause == "engine_timeout"
@@ -367,10 +369,10 @@ def failure_kind(error: Exception) -> FailureKind:
 
 
 def _end_after(answer: Answer, seconds: float, wait: Wait | None) -> asyncio.TimerHandle:
-    """Have an answer fail by ``TimeoutError`` after this long, or when others end the wait."""
+    """Let waiting for an answer end by ``TimeoutError`` after this long, or by others' word."""
     if wait is not None:
         wait.answer = answer
-    return asyncio.get_running_loop().call_later(seconds, answer.fail, TimeoutError())
+    return asyncio.get_running_loop().call_later(seconds, answer.be_overdue, TimeoutError())
 
 
 async def _first_bytes(answer: Answer) -> Opened:

@@ -39,7 +39,7 @@ class Wait:
         """End the wait at once."""
         if self.answer is not None and self.why is None:
             self.why = why
-            self.answer.fail(TimeoutError())
+            self.answer.be_overdue(TimeoutError())
 
 
 class Patience:

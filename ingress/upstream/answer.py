@@ -10,15 +10,18 @@ _PAUSE_AT_BYTES = 256 << 10
 
 
 class Source(Protocol):
-    """Where an answer comes from: it can be made to wait, and be left before the end."""
+    """Where an answer comes from: it can be made to wait, and be left before the end.
 
-    def pause(self) -> None:
+    Answers name themselves, since one that has ended may share its source with the next.
+    """
+
+    def pause(self, answer: "Answer") -> None:
         """Read no more for now."""
 
-    def resume(self) -> None:
+    def resume(self, answer: "Answer") -> None:
         """Read on."""
 
-    def leave(self) -> None:
+    def leave(self, answer: "Answer") -> None:
         """Drop what is still to come."""
 
 
@@ -34,6 +37,7 @@ class Answer:
         "_error",
         "_has_begun",
         "_has_ended",
+        "_overdue",
         "_size",
         "_source",
         "_waiter",
@@ -51,55 +55,65 @@ class Answer:
         self._size = 0
         self._has_begun = self._has_ended = False
         self._error: BaseException | None = None
+        self._overdue: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     # -- For its reader ----------------------------------------------------------------
 
     async def begun(self) -> None:
-        """Return once the head is here; raises what :meth:`fail` was called with."""
+        """Return once the head is here; raises what ended the wait."""
         while not self._has_begun:
-            if self._error is not None:
-                raise self._error
             await self._more()
 
     async def read_some(self) -> bytes:
         """Return what has come since, ``b""`` at the end.
 
-        What came before a failure is returned first; then what :meth:`fail` was called with is
-        raised.
+        What came before a failure is returned first; then it is raised.
         """
         while not self._chunks:
-            if self._error is not None:
-                raise self._error
             if self._has_ended:
                 return b""
             await self._more()
-        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks.clear()
-        if self._size > _PAUSE_AT_BYTES:
-            self._source.resume()
-        self._size = 0
-        return data
+        return self._take()
 
     async def read(self) -> bytes:
-        """Return all that has not been read; raises what :meth:`fail` was called with."""
+        """Return all that has not been read; raises what ended the wait."""
         while not self._has_ended:
-            if self._error is not None:
-                raise self._error
             if self._size > _PAUSE_AT_BYTES:
-                self._source.resume()
+                self._source.resume(self)
             await self._more()
-        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks.clear()
-        return data
+        return self._take()
+
+    def be_overdue(self, error: BaseException) -> None:
+        """End the wait for anything that is not here yet; the connection goes on until closed."""
+        if self._overdue is None:
+            self._overdue = error
+            self._wake()
+
+    def be_in_time(self) -> None:
+        """Take back :meth:`be_overdue`: what was waited for had come just then."""
+        self._overdue = None
 
     def close(self) -> None:
         """Want no more of it: where it has not ended, the engine sees its connection closed."""
         if not self._has_ended:
             self._has_ended = True
-            self._source.leave()
+            self._source.leave(self)
+
+    def _take(self) -> bytes:
+        chunks, size = self._chunks, self._size
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self._size = 0
+        if size > _PAUSE_AT_BYTES:
+            self._source.resume(self)
+        return data
 
     async def _more(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._overdue is not None:
+            raise self._overdue
         waiter = self._waiter = asyncio.get_running_loop().create_future()
         try:
             await waiter
@@ -113,6 +127,11 @@ class Answer:
         """Whether its head is here."""
         return self._has_begun
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether all of it is here, or nobody wants it."""
+        return self._has_ended
+
     def begin(self, status: int, headers: CIMultiDict[str], content_length: int | None) -> None:
         """Take the head."""
         self.status, self.headers, self.content_length = status, headers, content_length
@@ -124,7 +143,7 @@ class Answer:
         self._chunks.append(data)
         self._size += len(data)
         if self._size > _PAUSE_AT_BYTES:
-            self._source.pause()
+            self._source.pause(self)
         self._wake()
 
     def end(self) -> None:
@@ -134,7 +153,7 @@ class Answer:
             self._wake()
 
     def fail(self, error: BaseException) -> None:
-        """Note that nothing more comes, and why; the first reason counts."""
+        """Note that nothing more can come, and why; the first reason counts."""
         if not self._has_ended and self._error is None:
             self._error = error
             self._wake()

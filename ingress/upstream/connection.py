@@ -72,22 +72,29 @@ class EngineConnection(asyncio.Protocol):
 
     # -- Of the answer -----------------------------------------------------------------
 
-    def leave(self) -> None:
+    def leave(self, answer: Answer) -> None:
         """Close, since nobody wants the rest of an answer."""
-        self._answer = None
-        self.close()
+        if self._answer is answer:
+            self._answer = None
+            self.close()
 
-    def pause(self) -> None:
+    def pause(self, answer: Answer) -> None:
         """Let the engine wait: its answer is not read as fast as it comes."""
-        if not self._is_paused and self._transport is not None and self.is_open:
+        transport = self._transport
+        if self._answer is not answer or self._is_paused or transport is None:
+            return
+        if not transport.is_closing():
             self._is_paused = True
-            self._transport.pause_reading()
+            transport.pause_reading()
 
-    def resume(self) -> None:
+    def resume(self, answer: Answer) -> None:
         """Read on."""
-        if self._is_paused and self._transport is not None and self.is_open:
+        transport = self._transport
+        if self._answer is not answer or not self._is_paused or transport is None:
+            return
+        if not transport.is_closing():
             self._is_paused = False
-            self._transport.resume_reading()
+            transport.resume_reading()
 
     # -- Of the transport --------------------------------------------------------------
 
@@ -139,12 +146,12 @@ class EngineConnection(asyncio.Protocol):
         self.close()
 
     def _end(self, answer: Answer, *, may_be_reused: bool) -> None:
-        self.resume()
+        self.resume(answer)
         self._answer = None
         answer.end()
         if self._is_bodiless:  # the parser, which sees answers only, waits for the body
             self._parser = httptools.HttpResponseParser(self)
-        if may_be_reused and self.is_open:
+        if may_be_reused and answer.has_ended and self.is_open:
             self._on_free(self)
         else:
             self.close()

@@ -21,8 +21,9 @@ class Origin(msgspec.Struct, frozen=True):
 def origin_of(url: str) -> Origin:
     """Return where an engine's URL leads; raises ``ValueError`` for one that leads nowhere."""
     parts = urlsplit(url)
-    if parts.scheme not in _PORTS or not parts.hostname:
+    if parts.scheme not in _PORTS or not parts.hostname or any(map(str.isspace, parts.path)):
         raise ValueError(f"{url!r} is no http(s) URL with a host")
+    parts.hostname.encode("idna")  # or looking it up would raise this, too
     port = parts.port if parts.port is not None else _PORTS[parts.scheme]
     authority = parts.netloc.rpartition("@")[2]
     return Origin(parts.hostname, port, authority, parts.scheme == "https", parts.path.rstrip("/"))

@@ -82,7 +82,7 @@ class EnginePool:
             raise NotReachedError(
                 f"connecting to {origin.authority} took over {limit:g} s"
             ) from error
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of names that are none
             raise NotReachedError(f"connecting to {origin.authority}: {error}") from error
 
     async def _connect(self, origin: Origin) -> EngineConnection:

@@ -197,13 +197,52 @@ async def test_leaving_an_answer_closes_its_connection_but_not_after_its_end():
 async def test_a_wait_that_others_end_raises_what_they_say():
     wire = Wire()
     answer = wire.ask()
-    asyncio.get_running_loop().call_soon(answer.fail, TimeoutError())
+    asyncio.get_running_loop().call_soon(answer.be_overdue, TimeoutError())
     with pytest.raises(TimeoutError):
         await taken(answer)
-    answer.fail(ValueError())  # the first reason counts
+    answer.be_overdue(ValueError())  # the first reason counts
     with pytest.raises(TimeoutError):
         await answer.read_some()
     answer.close()
+    assert wire.is_aborted
+
+
+async def test_what_has_come_is_in_time_whatever_others_say():
+    wire = Wire()
+    answer = wire.ask()
+    wire.arrive(PLAIN[:-2])
+    answer.be_overdue(TimeoutError())
+    await answer.begun()
+    assert await answer.read_some() == b"hel"
+    answer.be_in_time()
+    wire.arrive(PLAIN[-2:])
+    assert (await answer.read_some(), await answer.read_some()) == (b"lo", b"")
+    assert wire.freed
+
+
+async def test_an_answer_that_is_given_up_late_does_not_harm_the_next_one():
+    """It ended, and its connection went to another request, before its reader gave it up."""
+    wire = Wire()
+    late = wire.ask()
+    wire.arrive(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b"a" * 1_000_000)
+    late.be_overdue(TimeoutError())
+    answer = wire.ask()
+    wire.arrive(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b"a" * 500_000)
+    assert wire.is_paused
+    assert len(await late.read_some()) == 1_000_000
+    late.close()
+    assert wire.is_paused
+    assert not wire.is_aborted
+    wire.arrive(b"a" * 500_000)
+    assert len((await taken(answer))[1]) == 1_000_000
+
+
+async def test_a_connection_whose_answer_failed_is_not_used_again():
+    wire = Wire()
+    answer = wire.ask()
+    answer.fail(AnswerBrokenError("said otherwise"))
+    wire.arrive(PLAIN)
+    assert not wire.freed
     assert wire.is_aborted
 
 

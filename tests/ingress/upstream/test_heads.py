@@ -19,7 +19,20 @@ def test_a_url_names_an_origin(url, origin):
     assert origin_of(url) == origin
 
 
-@pytest.mark.parametrize("url", ["", "e:8000", "ftp://e", "http://", "http://e:port", "http://[e"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "e:8000",
+        "ftp://e",
+        "http://",
+        "http://e:port",
+        "http://[e",
+        "http://a..b",
+        "http://e/a b",
+        f"http://{'a' * 64}.b",
+    ],
+)
 def test_a_url_that_leads_nowhere_is_refused(url):
     with pytest.raises(ValueError, match=r"."):
         origin_of(url)
