@@ -50,7 +50,8 @@ class CapacityCollector(Collector):
             gauges.waiting.add_metric((model,), count)
             fullness = self._fullness(fleet.serving(model))
             ratio = saturation_ratio(fullness, count, self._gate, self._target_seconds)
-            gauges.saturation.add_metric((model,), ratio)
+            if ratio is not None:
+                gauges.saturation.add_metric((model,), ratio)
         return gauges.collect()
 
     def _fullness(self, views: Sequence[EngineView]) -> list[Fullness]:
@@ -88,7 +89,8 @@ def capacity_gauges() -> CapacityGauges:
         ),
         saturation=GaugeMetricFamily(
             "nearkv_ingress_saturation_ratio",
-            "Share of a model's capacity in use; above 1, requests wait. Scale by this.",
+            "Share of a model's capacity in use; above 1, requests wait. Scale by this. Absent while"
+            " nothing is known of its engines.",
             labels=("model",),
         ),
         waiting=GaugeMetricFamily(

@@ -30,11 +30,15 @@ def engines_below(level_ratio: float, engines: Iterable[Fullness]) -> int:
 
 def saturation_ratio(
     engines: Iterable[Fullness], waiting: int, gate: Gate, target_wait_seconds: float
-) -> float:
-    """Return how much of a model's capacity is in use; above 1, requests wait."""
+) -> float | None:
+    """Return how much of a model's capacity is in use; above 1, requests wait.
+
+    ``None`` where nothing is known of any engine and nobody waits: a pool whose agents are silent
+    must not look idle.
+    """
     parts = [_engine_ratio(engine, gate, target_wait_seconds) for engine in engines]
     if not parts:
-        return float(waiting > 0)
+        return 1.0 if waiting else None
     return sum(parts) / len(parts) + waiting / len(parts)
 
 

@@ -44,6 +44,6 @@ def test_engines_share_and_those_who_wait_come_on_top():
     assert saturation(full(0.1), full(0.1), waiting=4) == pytest.approx(3.0)
 
 
-def test_without_engines_somebody_who_waits_wants_one():
-    assert saturation() == 0.0
+def test_without_engines_somebody_who_waits_wants_one_and_else_nothing_is_known():
+    assert saturation() is None
     assert saturation(waiting=3) == 1.0
