@@ -89,8 +89,8 @@ def capacity_gauges() -> CapacityGauges:
         ),
         saturation=GaugeMetricFamily(
             "nearkv_ingress_saturation_ratio",
-            "Share of a model's capacity in use; above 1, requests wait. Scale by this. Absent while"
-            " nothing is known of its engines.",
+            "Share of a model's capacity in use; above 1, requests wait. Scale by this. Absent"
+            " while nothing is known of its engines.",
             labels=("model",),
         ),
         waiting=GaugeMetricFamily(
