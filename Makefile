@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 # Warnings show in the programs that tests start, too.
 PYTEST := PYTHONWARNINGS=default $(RUN) -m pytest -q
 # Most tests wait for programs, so a few at a time take half the time.
-FAST := $(PYTEST) --numprocesses 3 --dist loadfile -m 'not vllm and not slow'
+FAST := $(PYTEST) --numprocesses 3 --dist loadfile --no-loadscope-reorder -m 'not vllm and not slow'
 # Machines are shared: what failed beside others is run once more by itself, and has to pass then.
 AGAIN := { echo "once more, what failed:"; $(PYTEST) --last-failed --last-failed-no-failures none; }
 BENCH_VENV := .venv-bench
@@ -14,7 +14,7 @@ export PATH := $(CURDIR)/build/tools/usr/bin:$(PATH)
 ENVOY_VENV := .venv-envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-slow test-all lint format render promtool docs bench-index bench-transfer bench-ingress bench-extender bench-placement bench-routing bench-peers bench-policies bench-agent bench-fleet bench-chaos test-hosts test-cluster check-gpu clean
+.PHONY: help setup run demo test test-slow test-all lint format render promtool docs bench-index bench-transfer bench-ingress bench-extender bench-placement bench-routing bench-peers bench-policies bench-agent bench-fleet bench-chaos test-hosts test-images test-cluster check-gpu clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,9 @@ bench-chaos: $(VENV)/.stamp ## Every part killed, stopped and slowed at random u
 test-hosts: $(VENV)/.stamp ## Path costs, ingress and extender over three hosts with links of limited speed (root, 6 minutes)
 	@$(RUN) -m tests.hosts
 
+test-images: $(VENV)/.stamp ## Build all images by buildah on a Debian base, and run them as the chart does (root, 8 minutes)
+	@$(RUN) -m tests.images
+
 test-cluster: $(VENV)/.stamp ## Scheduling with real etcd, kube-apiserver and kube-scheduler (KUBE_BIN_DIR=)
 	@$(RUN) -m tests.cluster
 
@@ -133,5 +136,5 @@ check-gpu: $(VENV)/.stamp ## On a host with a GPU: sharing, copies and movers on
 	@$(RUN) -m tests.gpu.check $(ARGS)
 
 clean: ## Remove what was built; the environments and models stay until `rm -r .venv* build`
-	@rm -rf build/bench build/demo build/lib dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf build/bench build/demo build/images build/lib dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -4,6 +4,12 @@
 ARG PYTHON_IMAGE=python:3.12-slim
 
 FROM ${PYTHON_IMAGE} AS build
+# For nearkv's one native module, which copies KV within a node. It would be left out in silence.
+# Unpinned: the slim image goes along with Debian's security updates, and nothing of it is kept.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 # The component folders are linked under src/nearkv: all of them go along, as they lie.
 COPY setup.cfg setup.py pyproject.toml README.md LICENSE ./
@@ -14,7 +20,8 @@ COPY ingress ingress
 COPY transfer transfer
 RUN python -m venv /venv \
     && /venv/bin/pip install --no-cache-dir --no-compile ".[agent,gpu,ucx,store-redis]" \
-    && /venv/bin/pip install --no-cache-dir --no-compile --no-deps "nixl-cu12>=1.5.1,<1.6"
+    && /venv/bin/pip install --no-cache-dir --no-compile --no-deps "nixl-cu12>=1.5.1,<1.6" \
+    && /venv/bin/python -c "import nearkv.transfer._copy"
 
 FROM ${PYTHON_IMAGE}
 ARG VERSION=0.1.0

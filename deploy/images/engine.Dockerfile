@@ -2,7 +2,7 @@
 #   docker build -f deploy/images/engine.Dockerfile -t $REGISTRY/vllm-nearkv:$TAG .
 # The connector needs nothing that vLLM does not bring, so nothing of vLLM's is changed.
 ARG PYTHON_IMAGE=python:3.12-slim
-# Tested with 0.32 (docs/install.md); the wheel is built for any Python from 3.11 on.
+# Tested with 0.32 (docs/upgrades.md); the wheel is built for any Python from 3.11 on.
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
 
 FROM ${PYTHON_IMAGE} AS build

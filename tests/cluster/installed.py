@@ -113,6 +113,15 @@ class Cluster:
 
     # -- Accounts ------------------------------------------------------------------------
 
+    async def add_namespace(self, name: str, **labels: str) -> None:
+        """Add a namespace."""
+        namespace = {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": name, "labels": labels},
+        }
+        await self.must("POST", "/api/v1/namespaces", namespace)
+
     async def add_node(self, name: str) -> None:
         """Add a node that is ready."""
         node = node_object(name, labels={"zone": "a"})
@@ -167,8 +176,7 @@ async def installed(binaries: Binaries, rendered: Rendered) -> AsyncIterator[Clu
         url = await plane.start_servers(stack, folder, binaries, authorization="RBAC")
         session = await stack.enter_async_context(aiohttp.ClientSession())
         cluster = Cluster(url, folder, session)
-        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-        await cluster.must("POST", "/api/v1/namespaces", namespace)
+        await cluster.add_namespace(NAMESPACE)
         await cluster.install(rendered)
         yield cluster
 

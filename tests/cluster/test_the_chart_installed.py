@@ -21,7 +21,7 @@ from nearkv.kube.access import ApiAccess
 from nearkv.serving import running
 from tests.cluster.binaries import VARIABLE, find_binaries
 from tests.cluster.installed import MERGE, installed, scheduling_by_the_chart, until
-from tests.deploy.chart import NAMESPACE, profile, render, settings_of
+from tests.deploy.chart import NAMESPACE, pods_of, profile, render, settings_of
 from tests.deploy.test_rbac import agent_settings
 from tests.integration.scheduling_scenarios import one_of_fifty
 from tests.integration.scheduling_site import site_over
@@ -33,6 +33,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 NODE, OTHER = "n1", "n2"
+STRICT = "strict"
+POD_SECURITY = "pod-security.kubernetes.io"
 AGENT = "nearkv-agent"
 WAKE = "nearkv.io/room-changed-at"
 NOT_SERVED = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "Certificate"}
@@ -49,6 +51,11 @@ async def cluster(chart):
     async with installed(find_binaries(), chart) as cluster:
         for name in (NODE, OTHER):
             await cluster.add_node(name)
+        # GPU operators make it; without it, the API server refuses the agents' pods.
+        runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": "nvidia"}
+        await cluster.apply(runtime | {"metadata": {"name": "nvidia"}})
+        await cluster.add_namespace("nearkv-agents")
+        await cluster.add_namespace(STRICT, **{f"{POD_SECURITY}/enforce": "restricted"})
         yield cluster
 
 
@@ -62,13 +69,33 @@ async def agent_token(cluster):
 # -- What the chart makes --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["default", "tls", "picker", "rdma"])
+@pytest.mark.parametrize(
+    "name", ["default", "tls", "picker", "rdma", "large", "agents", "restricted"]
+)
 async def test_all_that_is_rendered_passes_a_strict_dry_run(cluster, name):
     for each in render(profile(name)).objects:
         if each["kind"] in NOT_SERVED:
             continue
         answer = await cluster.apply(each, dry_run=True)
         assert answer.status < 300, f"{each['kind']}/{each['metadata']['name']}: {answer.message}"
+
+
+@pytest.mark.parametrize("name", ["restricted", "agents", "large"])
+async def test_a_restricted_namespace_takes_all_pods_but_agents(cluster, name):
+    for owner, spec in pods_of(render(profile(name))).items():
+        strict, other = [await try_pod(cluster, spec, where) for where in (STRICT, NAMESPACE)]
+        assert other == "", owner
+        if owner == f"DaemonSet/{AGENT}":
+            assert 'violates PodSecurity "restricted' in strict
+        else:
+            assert strict == "", owner
+
+
+async def try_pod(cluster, spec, namespace):
+    """Return why a namespace refuses a pod, empty where it takes it."""
+    head = {"apiVersion": "v1", "kind": "Pod", "spec": spec}
+    metadata = {"name": "tried", "namespace": namespace}
+    return (await cluster.apply(head | {"metadata": metadata}, dry_run=True)).message
 
 
 async def test_a_dry_run_finds_a_misspelt_field(cluster, chart):

@@ -1,13 +1,19 @@
 """``nearkv decisions`` and ``nearkv explain request``: tables, documents, and what is said else."""
 
 import json
+import ssl
+from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
 
+from nearkv.ingress.app import build_app as build_ingress
+from nearkv.ingress.settings import IngressSettings
+from nearkv.serving import Transport, running
 from tests.core.running_cli import run_cli
+from tests.doubles.authority import MISSING, Authority
 from tests.doubles.engine import EngineDouble, EngineDoubleConfig
-from tests.integration.stack import running_ingress, small_fleet
+from tests.integration.stack import ANY_PORT, running_ingress, small_fleet
 
 TOKEN = "not-a-real-one"  # noqa: S105 (it guards nothing)
 PROMPT = "A heron stands in the shallows below the weir. " * 20
@@ -113,3 +119,45 @@ async def test_nobody_to_ask():
     code, _, err = await run_cli("decisions")
     assert code == 2
     assert "give --ingress URL or set NEARKV_INGRESS" in err
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"), "ours")
+
+
+@asynccontextmanager
+async def behind_mutual_tls(issued):
+    """Run an ingress that talks only to those who show a certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=issued.ca)
+    context.load_cert_chain(issued.cert, issued.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    transport = Transport(tls=context)
+    app = await build_ingress(IngressSettings.model_validate({"listen": "127.0.0.1:0"}))
+    async with running(app, ANY_PORT, transport=transport) as address:
+        yield transport.url_of(address)
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.parametrize(
+    ("verb", "ends"),
+    [(("decisions",), (0, "")), (("explain", "request", "one"), (1, "no record of request 'one'"))],
+    ids=["decisions", "explain"],
+)
+async def test_a_certificate_is_shown(authority, verb, ends):
+    issued = authority.issue(f"ingress-{verb[0]}")
+    shown = [f"--{name}={path}" for name, path in issued.shown().items()]
+    async with behind_mutual_tls(issued) as url:
+        code, _, err = await run_cli(*verb, "--ingress", url, *shown)
+        assert code == ends[0]
+        assert ends[1] in err
+        code, _, err = await run_cli(*verb, "--ingress", url, f"--ca={issued.ca}")
+        assert code == 1
+        assert "does it take our certificate (--cert, --key)?" in err
+        code, _, err = await run_cli(*verb, "--ingress", url)
+        assert code == 1
+        assert "its certificate is not trusted" in err
+        assert "set --ca" in err
+        code, _, err = await run_cli(*verb, "--ingress", url, f"--cert={issued.cert}")
+        assert code == 2
+        assert "--cert and --key go together" in err

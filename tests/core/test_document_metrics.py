@@ -2,19 +2,19 @@
 
 import asyncio
 import re
-import shutil
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from nearkv.cli.document_metrics import list_series, render_document
+from tests.deploy.tools import find_promtool
 from tests.doubles.engine import EngineDouble, EngineDoubleConfig
 from tests.integration.extender_site import question, running_extender, small_cluster
 from tests.integration.stack import small_fleet
 
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-PROMTOOL = shutil.which("promtool")
+PROMTOOL = find_promtool()
 SERIES = [
     pytest.param(series, id=f"{component}-{series.name}")
     for component, listed in list_series().items()

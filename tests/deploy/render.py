@@ -12,7 +12,8 @@ from tests.deploy.schema import write_schema
 _MADE = "# Written by `make render`; tests/deploy compares.\n"
 GOLDEN = {
     "default": "# What the chart makes with nothing but image.registry set.\n",
-    "tls": "# What it makes with tls.enabled, and ServiceMonitors: ci/tls-values.yaml.\n",
+    "tls": "# What it makes with tls.enabled, ServiceMonitors and a file of decisions:\n"
+    "# ci/tls-values.yaml.\n",
 }
 """The profiles that are kept as rendered, by what they begin with."""
 

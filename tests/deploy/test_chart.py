@@ -67,7 +67,7 @@ def test_names_are_unique_and_namespaced_ones_say_where(rendered, name):
         assert key not in seen
         seen.add(key)
         if not each["kind"].startswith(cluster):
-            assert metadata["namespace"] in {NAMESPACE, "kube-system"}, key
+            assert metadata["namespace"] in {NAMESPACE, "kube-system", "nearkv-agents"}, key
 
 
 @pytest.mark.parametrize("name", GOLDEN)

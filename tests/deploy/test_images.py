@@ -1,6 +1,6 @@
 """Dockerfiles: linted, and what they copy is enough to build and run what is in them.
 
-There is no Docker here: the images themselves were not built.
+The images themselves are built, and run, by ``make test-images``.
 """
 
 import re
@@ -90,6 +90,15 @@ def lay_out(path, folder):
             shutil.copytree(ROOT / source, target, symlinks=True, ignore=skipped)
         else:
             shutil.copy(ROOT / source, target)
+
+
+def test_the_agents_native_module_is_not_left_out_in_silence():
+    """Without a compiler, which slim images lack, it would be: KV is copied slower then."""
+    text = (DEPLOY / "images" / "agent.Dockerfile").read_text(encoding="utf-8")
+    build, _, last = text.partition("\nFROM ${PYTHON_IMAGE}\n")
+    assert build.index("install -y --no-install-recommends gcc libc6-dev") < build.index("pip")
+    assert '/venv/bin/python -c "import nearkv.transfer._copy"' in build
+    assert "gcc" not in last
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from nearkv.ingress.settings import IngressSettings
 from nearkv.node_summary import DeviceSummary
 from nearkv.serving import running
 from tests.agent.kubernetes.things import SLICES, slice_of
-from tests.deploy.chart import NAMESPACE, profile, render, settings_of
+from tests.deploy.chart import NAMESPACE, ROOT, profile, render, settings_of
 from tests.doubles.api_server import (
     ApiServerConfig,
     ApiServerDouble,
@@ -159,7 +159,7 @@ async def test_the_ingresses_rights_are_those_that_it_uses(rendered, name):
             where["api_server"] = api.url
             given["ext_proc"] = {"listen": ANY_PORT, "pool": where}
         given["agent_service"]["api_server"] = api.url
-        given |= {"listen": ANY_PORT, "agent_tls": {}}
+        given |= {"listen": ANY_PORT, "agent_tls": {}, "decisions": {}}
         api.allow(by_resource(rights))
         app = await build_ingress(IngressSettings.model_validate(given))
         async with running(app, ANY_PORT):
@@ -220,6 +220,33 @@ def test_what_is_switched_off_needs_no_right(rendered, values, component, gone):
 
 def test_with_agents_configured_the_ingress_has_no_rights(rendered):
     assert roles_of(rendered("minimal"), "ingress") == {}
+
+
+ADMINISTRATORS = (
+    *("crds.yaml", "agent/admission-policy.yaml"),
+    *(f"{component}/rbac.yaml" for component in ("agent", "extender", "scheduler", "ingress")),
+)
+"""Templates of what an administrator makes for somebody who is none (docs/install.md)."""
+NOT_AN_ADMINISTRATORS = {
+    "rbac": {"create": False},
+    "crds": {"install": False},
+    "agent": {"admissionPolicy": {"enabled": False}},
+}
+
+
+def test_who_is_no_administrator_installs_all_but_what_takes_one(rendered):
+    whole = rendered("base")
+    rest = render(profile("base") | NOT_AN_ADMINISTRATORS)
+    assert all(each["metadata"]["namespace"] == NAMESPACE for each in rest.objects)
+    assert not {each["kind"] for each in rest.objects} & {"Role", "RoleBinding"}
+    theirs = [f"nearkv/templates/{path}" for path in ADMINISTRATORS]
+    assert rest.texts.keys() == whole.texts.keys() - set(theirs)
+    assert all(rest.texts[path] == whole.texts[path] for path in rest.texts)
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    for path in ADMINISTRATORS:
+        assert f"--show-only templates/{path}" in page
+    assert "Roles and bindings are not made by this release" in rest.notes
+    assert "Roles and bindings" not in whole.notes
 
 
 def test_nothing_is_granted_by_wildcard_and_no_secret_may_be_read(rendered):

@@ -10,7 +10,7 @@ from nearkv.scheduler_config.linting import lint
 from tests.core.running_cli import run_cli
 from tests.deploy.chart import pods_of, profile, profile_names, render
 
-WITH_SCHEDULER = sorted(set(profile_names()) - {"canary", "minimal", "picker"})
+WITH_SCHEDULER = sorted(set(profile_names()) - {"agents", "canary", "minimal", "picker"})
 
 
 def config_text(rendered):

@@ -38,6 +38,8 @@ def test_the_schema_is_up_to_date():
         ("scheduler.percentageOfNodesToScore", 101, "/scheduler/percentageOfNodesToScore", "max"),
         ("scheduler.managedResources", [], "/scheduler/managedResources", "minItems"),
         ("ingress.service.port", 0, "/ingress/service/port", "minimum"),
+        ("ingress.decisionsFile.sizeLimit", "0", "/ingress/decisionsFile/sizeLimit", "pattern"),
+        ("ingress.decisionsFile.claim", "c", "/ingress/decisionsFile", "'claim' not allowed"),
         ("ingress.agents", ["node-1:9470"], "/ingress/agents/0", "pattern"),
         ("networkPolicy.enginePorts", [70000], "/networkPolicy/enginePorts/0", "maximum"),
         # Settings of components, and secrets that would stand in a ConfigMap.
@@ -71,6 +73,10 @@ def test_the_message_names_the_value_and_the_fault(path, value, where, why):
         ({"extender.tls": {"mode": "secret", "existingSecret": ""}}, "extender.tls.existingSecret"),
         ({"extender.tls": {"mode": "cert-manager"}}, "extender.tls.issuerRef.name: name the"),
         ({"agent.config.node": "n1"}, "agent.config.node: other objects depend on it"),
+        (
+            {"ingress.config.decisions": {"file": "/data/x"}},
+            "ingress.config.decisions.file: it needs a volume; set ingress.decisionsFile.enabled",
+        ),
         ({"ingress.config.listen": "0.0.0.0:1"}, "ingress.config.listen: other objects depend"),
     ],
 )

@@ -2,7 +2,15 @@
 
 import pytest
 
-from tests.deploy.chart import CHART, containers_of, pods_of, profile, profile_names, render
+from tests.deploy.chart import (
+    CHART,
+    containers_of,
+    pods_of,
+    profile,
+    profile_names,
+    render,
+    settings_of,
+)
 
 PROFILES = profile_names()
 EVERY = pytest.mark.parametrize("name", PROFILES)
@@ -51,6 +59,7 @@ def agent_rights(rendered):
     return rights
 
 
+WITHOUT_AGENTS = {"picker", "restricted"}
 USUAL = {"root", "mount /run/nearkv", "mount /sys", "mount /var/lib/kubelet/pod-resources"}
 GPU_LESS = {"root", "mount /run/nearkv", "mount /sys"}
 
@@ -62,6 +71,7 @@ GPU_LESS = {"root", "mount /run/nearkv", "mount /sys"}
         ("base", USUAL),
         ("tls", USUAL),
         ("large", USUAL),
+        ("agents", USUAL),
         ("canary", USUAL - {"mount /run/nearkv"} | {"mount /run/nearkv-canary"}),
         ("kind", GPU_LESS),
         ("rdma", USUAL | {"IPC_LOCK", "host network"}),
@@ -85,7 +95,7 @@ def test_every_profile_with_an_agent_is_among_those():
         for mark in test_the_agent_has_these_rights_and_no_more.pytestmark
         for name, _ in mark.args[1]
     }
-    assert names == set(PROFILES) - {"picker"}
+    assert names == set(PROFILES) - WITHOUT_AGENTS
 
 
 RIGHTS_IN_THE_TEMPLATE = (
@@ -185,13 +195,14 @@ def test_agents_take_no_gpu_from_anybody(rendered):
     assert not any("nvidia.com" in key for part in resources.values() for key in part)
 
 
-@EVERY
+GUARDED = [name for name in PROFILES if profile(name).get("networkPolicy", {}).get("enabled", True)]
+
+
+@pytest.mark.parametrize("name", GUARDED)
 def test_every_pod_has_a_network_policy_that_selects_it(rendered, name):
-    if not profile(name).get("networkPolicy", {}).get("enabled", True):
-        pytest.skip(f"{name} has no network policies")
     policies = rendered(name).kinds("NetworkPolicy")
-    for each in rendered(name).kinds("Deployment", "DaemonSet"):
-        template = each["spec"]["template"]
+    for each in rendered(name).kinds("Deployment", "DaemonSet", "Pod"):
+        template = each if each["kind"] == "Pod" else each["spec"]["template"]
         labels = template["metadata"]["labels"].items()
         selecting = [
             policy
@@ -202,6 +213,11 @@ def test_every_pod_has_a_network_policy_that_selects_it(rendered, name):
         assert len(selecting) == (0 if template["spec"].get("hostNetwork") else 1)
         for policy in selecting:
             assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+            if each["kind"] == "Pod":  # there before the pod that needs it
+                hooks = [one["metadata"]["annotations"] for one in (policy, each)]
+                weights = [int(hook.get("helm.sh/hook-weight", "0")) for hook in hooks]
+                assert {hook["helm.sh/hook"] for hook in hooks} == {"test"}
+                assert weights[0] < weights[1]
 
 
 def policy(rendered, component):
@@ -250,6 +266,9 @@ def test_who_talks_to_whom(rendered):
     came, goes = policy(made, "ingress")
     assert came == {("any", "http")}
     assert goes == outside | {("agent", 9470), ("engines", None)}
+    came, goes = policy(made, "test")
+    assert came == set()
+    assert goes == {("any", 53), ("agent", 9470), ("extender", "extender"), ("ingress", "http")}
     # One that has its agents by settings asks the API server nothing.
     told = render(profile("base") | {"ingress": {"agents": ["http://10.0.0.7:9470"]}})
     assert not {("any", 443), ("any", 6443)} & policy(told, "ingress")[1]
@@ -261,6 +280,54 @@ def test_policies_can_be_narrowed(rendered):
     assert came == {("gateway", "http"), ("test", "http"), ("monitoring", "http")}
     assert {("engines", 8000), ("engines", 5557)} <= goes
     assert ("10.0.0.1/32", 443) in policy(made, "extender")[1]
+
+
+def test_names_are_looked_up_where_the_cluster_says():
+    to = [{"ipBlock": {"cidr": "169.254.20.10/32"}}]
+    values = profile("base") | {"networkPolicy": {"dns": {"to": to, "ports": [5353]}}}
+    made = render(values)
+    for component in ("agent", "extender", "scheduler", "ingress", "test"):
+        (_, egress) = policy(made, component)
+        assert ("169.254.20.10/32", 5353) in egress
+        assert ("any", 53) not in egress
+
+
+RESTRICTED_VOLUMES = {
+    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"),
+    *("persistentVolumeClaim", "projected", "secret"),
+}
+
+
+def test_a_restricted_namespace_takes_all_but_the_agents(rendered):
+    """With what is checked of all profiles above: every rule of the standard."""
+    pods = pods_of(rendered("restricted"))
+    assert AGENT not in pods
+    assert {name.rpartition("-")[2] for name in pods} == {"extender", "scheduler", "ingress"}
+    for owner, pod in pods.items():
+        for each in pod["volumes"]:
+            assert set(each) - {"name"} <= RESTRICTED_VOLUMES, owner
+        for container in containers_of(pod):
+            assert all("hostPort" not in port for port in container.get("ports", ())), owner
+
+
+def test_agents_of_a_namespace_of_their_own_are_found_and_let_the_others_in(rendered):
+    agents, others = rendered("agents"), rendered("restricted")
+    assert set(pods_of(agents)) == {AGENT, "Pod/nearkv-test-agent"}
+    assert agents.kinds("CustomResourceDefinition")
+    assert not others.kinds("CustomResourceDefinition")
+    service = settings_of(others, "ingress")["agent_service"]
+    assert service["namespace"] == "nearkv-agents"
+    assert agents.one("Service", service["name"])
+    found = settings_of(others, "extender")["agents"]
+    assert found["namespace"] == service["namespace"]
+    key, _, value = found["selector"].partition("=")
+    template = agents.one("DaemonSet", "nearkv-agent")["spec"]["template"]
+    assert template["metadata"]["labels"][key] == value
+    (rule, *_) = agents.one("NetworkPolicy", "nearkv-agent")["spec"]["ingress"]
+    (expression,) = rule["from"][-1]["podSelector"]["matchExpressions"]
+    assert expression["values"] == ["ingress", "extender"]
+    for component in expression["values"]:
+        assert ("any", 9470) in policy(others, component)[1]
 
 
 def test_a_picker_is_asked_by_gateways_and_reads_agents_of_another_release(rendered):

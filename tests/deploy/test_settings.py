@@ -1,6 +1,7 @@
 """What the chart hands to the programs is what they take, by their own reading of it."""
 
 import re
+from pathlib import PurePosixPath
 
 import pytest
 
@@ -23,9 +24,9 @@ GRACE_MARGIN_SECONDS = 5
 
 
 def workload_of(rendered, component):
-    """Return the pod of a component, ``None`` where it is off."""
+    """Return the pod of a component."""
     pods = pods_of(rendered)
-    return next((pod for name, pod in pods.items() if name.endswith(f"t/nearkv-{component}")), None)
+    return next(pod for name, pod in pods.items() if name.endswith(f"t/nearkv-{component}"))
 
 
 def environment_of(pod):
@@ -40,13 +41,18 @@ def environment_of(pod):
     return values
 
 
-@pytest.mark.parametrize("component", CLASSES)
-@pytest.mark.parametrize("name", profile_names())
+def has(name, component):
+    """Tell whether a profile's values leave a component on."""
+    return profile(name).get(component, {}).get("enabled", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "component"),
+    [(name, each) for name in profile_names() for each in CLASSES if has(name, each)],
+)
 def test_the_program_takes_its_settings(rendered, tmp_path, name, component):
     made = rendered(name)
     pod = workload_of(made, component)
-    if pod is None:
-        pytest.skip(f"{name} has no {component}")
     file = tmp_path / f"{component}.yaml"
     file.write_text(made.one("ConfigMap", f"nearkv-{component}")["data"][file.name])
     environment = environment_of(pod) | {f"NEARKV_{component.upper()}_CONFIG": str(file)}
@@ -124,6 +130,56 @@ def memory_bytes(pod):
     """Return the memory limit of a pod's first container."""
     text = pod["containers"][0]["resources"]["limits"]["memory"]
     return int(text[:-2]) * {"Mi": 1 << 20, "Gi": 1 << 30}[text[-2:]]
+
+
+def decisions_volume(values, **config):
+    """Return the folder of the file of decisions, the mount there, its volume, and the pod."""
+    made = render(
+        profile("base") | {"ingress": {"decisionsFile": values, "config": {"decisions": config}}}
+    )
+    pod = workload_of(made, "ingress")
+    file = PurePosixPath(settings_of(made, "ingress")["decisions"]["file"])
+    (mount,) = (
+        each
+        for each in pod["containers"][0]["volumeMounts"]
+        if each["mountPath"] == str(file.parent)
+    )
+    (volume,) = (each for each in pod["volumes"] if each["name"] == mount["name"])
+    assert not mount.get("readOnly")
+    assert pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
+    return mount, volume, pod
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"files_kept": 9, "file_bytes": 1 << 30}, {"file_bytes": 100_000}]
+)
+def test_the_file_of_decisions_has_room_for_all_that_are_kept(config):
+    mount, volume, pod = decisions_volume({"enabled": True}, **config)
+    ours = IngressSettings.model_validate({"decisions": config}).decisions
+    room = int(volume["emptyDir"]["sizeLimit"].removesuffix("Mi")) << 20
+    # Those kept, the one being written, and what a last batch has more than it should.
+    assert (ours.files_kept + 1) * ours.file_bytes < room
+    assert room <= (ours.files_kept + 2) * ours.file_bytes + (1 << 20)
+    assert "subPathExpr" not in mount
+    assert "fsGroup" not in pod["securityContext"]
+    told = {"enabled": True, "sizeLimit": "2Gi"}
+    assert decisions_volume(told)[1]["emptyDir"] == {"sizeLimit": "2Gi"}
+
+
+def test_pods_that_share_a_claim_have_a_folder_each_and_may_write_there():
+    mount, volume, pod = decisions_volume({"enabled": True, "existingClaim": "records"})
+    assert volume["persistentVolumeClaim"] == {"claimName": "records"}
+    assert mount["subPathExpr"] == "$(POD_NAME)"
+    (variable,) = (each for each in pod["containers"][0]["env"] if each["name"] == "POD_NAME")
+    assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
+
+
+def test_without_the_value_nothing_of_requests_is_written(rendered):
+    made = rendered("default")
+    assert "decisions" not in settings_of(made, "ingress")
+    volumes = {each["name"] for each in workload_of(made, "ingress")["volumes"]}
+    assert volumes == {"settings", "tmp"}
 
 
 def test_the_key_of_engines_is_shown_by_agents_and_ingress(rendered):

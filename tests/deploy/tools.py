@@ -13,10 +13,16 @@ from tests.deploy.chart import ROOT
 _PROMTOOL = ROOT / "build" / "tools" / "usr" / "bin" / "promtool"
 
 
+def find_promtool() -> str | None:
+    """Return promtool, ``None`` where it is not there."""
+    found = os.environ.get("PROMTOOL") or shutil.which("promtool") or str(_PROMTOOL)
+    return found if os.access(found, os.X_OK) else None
+
+
 def promtool() -> str:
     """Return promtool; skips the test where it is not there."""
-    found = os.environ.get("PROMTOOL") or shutil.which("promtool") or str(_PROMTOOL)
-    if not os.access(found, os.X_OK):
+    found = find_promtool()
+    if found is None:
         pytest.skip(
             "promtool is not here: `make promtool` gets it from Debian's prometheus package"
         )

@@ -1,11 +1,16 @@
 """The options of ``nearkv decisions`` and ``nearkv explain``."""
 
+from collections.abc import Sequence
 from enum import Enum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nearkv.cli.asking_options import Ca, Ingresses, Timeout, TlsName
+from nearkv.cli.asking_options import Ca, Cert, Ingresses, Key, Timeout, TlsName
+
+if TYPE_CHECKING:
+    from nearkv.cli.decisions import Ask
 
 explain = typer.Typer(help="Say why something was decided.", no_args_is_help=True)
 
@@ -38,20 +43,15 @@ def explain_request(  # noqa: PLR0913, PLR0917 - one parameter per option
     output: _Output = DecisionOutput.TABLE,
     token: _Token = None,
     ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
     tls_name: TlsName = "",
     timeout_seconds: Timeout = 5.0,
 ) -> None:
     """Say why a request went where it did: each engine's terms, and what happened then."""
-    from nearkv.certificates import ClientFiles  # noqa: PLC0415 - keeps --help quick
-    from nearkv.cli.decisions import Ask, run_explain_request  # noqa: PLC0415 - as above
+    from nearkv.cli.decisions import run_explain_request  # noqa: PLC0415 - keeps --help quick
 
-    ask = Ask(
-        ingresses=ingresses or [],
-        output=output.value,
-        token=token,
-        files=ClientFiles(ca, None, None, tls_name),
-        timeout_seconds=timeout_seconds,
-    )
+    ask = _ask(ingresses, output, token, (ca, cert, key, tls_name), timeout_seconds)
     raise typer.Exit(run_explain_request(ask, request, limit=limit))
 
 
@@ -68,20 +68,15 @@ def decisions(  # noqa: PLR0913, PLR0917 - one parameter per option
     output: _Output = DecisionOutput.TABLE,
     token: _Token = None,
     ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
     tls_name: TlsName = "",
     timeout_seconds: Timeout = 5.0,
 ) -> None:
     """Show the latest requests: where they went, why, and how long they took."""
-    from nearkv.certificates import ClientFiles  # noqa: PLC0415 - keeps --help quick
-    from nearkv.cli.decisions import Ask, run_decisions  # noqa: PLC0415 - as above
+    from nearkv.cli.decisions import run_decisions  # noqa: PLC0415 - keeps --help quick
 
-    ask = Ask(
-        ingresses=ingresses or [],
-        output=output.value,
-        token=token,
-        files=ClientFiles(ca, None, None, tls_name),
-        timeout_seconds=timeout_seconds,
-    )
+    ask = _ask(ingresses, output, token, (ca, cert, key, tls_name), timeout_seconds)
     asked = {
         "model": model,
         "engine": engine,
@@ -90,3 +85,23 @@ def decisions(  # noqa: PLR0913, PLR0917 - one parameter per option
     }
     query = {name: value for name, value in asked.items() if value}
     raise typer.Exit(run_decisions(ask, query, limit=limit))
+
+
+def _ask(
+    ingresses: Sequence[str] | None,
+    output: DecisionOutput,
+    token: str | None,
+    tls: tuple[Path | None, Path | None, Path | None, str],
+    timeout_seconds: float,
+) -> "Ask":
+    """Return whom to ask and how; ``tls`` is CA, certificate, key and the name to find."""
+    from nearkv.certificates import ClientFiles  # noqa: PLC0415 - keeps --help quick
+    from nearkv.cli.decisions import Ask  # noqa: PLC0415 - as above
+
+    return Ask(
+        ingresses=ingresses or [],
+        output=output.value,
+        token=token,
+        files=ClientFiles(*tls),
+        timeout_seconds=timeout_seconds,
+    )

@@ -18,6 +18,7 @@ from nearkv.bounded_reading import AnswerTooLargeError, read_at_most
 from nearkv.certificates import ClientCertificates, ClientFiles
 from nearkv.cli.decision_model import RequestExplanation, RequestLine, RequestList
 from nearkv.cli.decision_table import engine_table, headline, list_table
+from nearkv.cli.fetching import advise
 from nearkv.cli.trusting import load_trust
 from nearkv.errors import NearkvError
 from nearkv.http_failures import explain_failure
@@ -193,4 +194,4 @@ async def _ask_one(
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
         return _Said(url, error="is not an HTTP URL; write http://host:port")
     except aiohttp.ClientError as error:
-        return _Said(url, error=f"{explain_failure(error)}; is it running, is the port right?")
+        return _Said(url, error=f"{explain_failure(error)}; {advise(error, base)}")

@@ -69,7 +69,7 @@ async def _fetch(
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
         return Answer(endpoint=endpoint, error="is not an HTTP URL; write http://host:port")
     except aiohttp.ClientError as error:
-        return Answer(endpoint=endpoint, error=f"{explain_failure(error)}; {_advice(error, url)}")
+        return Answer(endpoint=endpoint, error=f"{explain_failure(error)}; {advise(error, url)}")
     return _read(endpoint, body)
 
 
@@ -94,7 +94,8 @@ def _read(endpoint: Endpoint, body: bytes) -> Answer:
     return Answer(endpoint=endpoint, document=document, status=status)
 
 
-def _advice(error: aiohttp.ClientError, url: str) -> str:
+def advise(error: aiohttp.ClientError, url: str) -> str:
+    """Say what to try where an endpoint cannot be talked to."""
     if name_failure(error) != DISCONNECTED:
         return "set --ca, or --tls-name where its certificate is for another name"
     if url.startswith("https:") and not isinstance(error, aiohttp.ClientConnectorError):

@@ -15,10 +15,13 @@ from rich.text import Text
 
 from nearkv.cli.plan import PlanError, parse_link
 from nearkv.replay.asking import ReplayQuestion, Row, run_all
+from nearkv.replay.charts import Chart, Plotted, charts_of
 from nearkv.replay.errors import ReplayError
 from nearkv.replay.fleet_feed import LinkProfile
 from nearkv.replay.measuring import Percentiles
-from nearkv.replay.plotting import Plotted, page
+from nearkv.replay.plotting import page
+
+Drawer = Callable[[str, Sequence[Chart]], bytes]
 
 UNKNOWN = "-"
 # As in status: long lines are left to the terminal.
@@ -31,13 +34,14 @@ _COLUMNS = (
 
 def run_replay(question: ReplayQuestion, *, as_json: bool, plot: Path | None) -> None:
     """Replay, and print the table or JSON; raises :class:`NearkvError` for what cannot be asked."""
+    draw = None if plot is None else _drawer(plot)
     # Every decision would be logged: thousands a second, all in the figures anyway.
     quiet = structlog.make_filtering_bound_logger(logging.ERROR)
     structlog.configure(wrapper_class=quiet, cache_logger_on_first_use=False)
     with _progress() as tell:
         rows = run_all(question, progress=tell)
-    if plot is not None:
-        _write_page(plot, question.trace.name, rows)
+    if plot is not None and draw is not None:
+        _write_drawings(plot, draw, question.trace.name, rows)
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(rows)).decode() + "\n")
         return
@@ -93,10 +97,26 @@ def _ms(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"  # noqa: PLR2004 (three digits)
 
 
-def _write_page(path: Path, trace: str, rows: Sequence[Row]) -> None:
+def _drawer(path: Path) -> Drawer:
+    """Return what draws the kind of file that a name stands for; a replay may take minutes."""
+    kind = path.suffix.lower()
+    if kind in (".html", ".htm"):
+        return lambda title, charts: page(title, charts).encode()
+    if kind != ".png":
+        raise ReplayError(f"--plot: {path} is neither FILE.html nor FILE.png")
+    try:
+        from nearkv.replay.picturing import picture  # noqa: PLC0415 (an extra: most have no use)
+    except ImportError as error:
+        raise ReplayError(
+            f"--plot: a PNG needs Pillow ({error}); pip install 'nearkv[plots]', or name FILE.html"
+        ) from error
+    return picture
+
+
+def _write_drawings(path: Path, draw: Drawer, trace: str, rows: Sequence[Row]) -> None:
     plotted = [Plotted(row.label, row.figures, row.first_token_curve_ms) for row in rows]
     try:
-        path.write_text(page(f"Replay of {trace}", plotted), encoding="utf-8")
+        path.write_bytes(draw(f"Replay of {trace}", charts_of(plotted)))
     except OSError as error:
         raise ReplayError(f"--plot: cannot write {path}: {error.strerror}") from error
 

@@ -102,7 +102,10 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter per option
         float, typer.Option(min=0, help="Time until the router hears of an engine's blocks.")
     ] = 50.0,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Write drawings to an HTML page.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write drawings: FILE.html is one page, FILE.png one picture."
+        ),
     ] = None,
     output: Annotated[
         ReplayOutput, typer.Option("-o", "--output", help="Form.")

@@ -58,7 +58,7 @@
     "agents" $agents
     "kubernetes" (dict "managed_resources" .Values.scheduler.managedResources "worker_statuses" .Values.agent.workerStatus.enabled)
     "distance" (dict "preset" $extender.distancePreset)
-    "limits" (dict "max_body_bytes" 16777216)
+    "limits" (dict "max_body_bytes" 16777216 "max_bodies_bytes" 268435456)
     "drain_seconds" 10 -}}
 {{- if ne (include "nearkv.extender.tlsMode" .) "off" -}}
 {{- $_ := set $settings "tls" (dict "cert" "/etc/nearkv-tls/tls.crt" "key" "/etc/nearkv-tls/tls.key") -}}
@@ -84,6 +84,9 @@
 {{- if $ingress.tenantsSecret -}}
 {{- $_ := set $settings "tenants" (dict "file" "/etc/nearkv-tenants/tenants.yaml") -}}
 {{- end -}}
+{{- if $ingress.decisionsFile.enabled -}}
+{{- $_ := set $settings "decisions" (dict "file" "/var/lib/nearkv/decisions/decisions.jsonl") -}}
+{{- end -}}
 {{- with $ingress.extProc -}}
 {{- if .enabled -}}
 {{- $picker := dict "listen" "0.0.0.0:9002" -}}
@@ -98,6 +101,15 @@
 {{- end -}}
 {{- end -}}
 {{- toYaml (mergeOverwrite $settings (deepCopy $ingress.config)) -}}
+{{- end -}}
+
+{{/* Room for the files of decisions: those kept, the one that is written, and one to spare. */}}
+{{- define "nearkv.decisionsSize" -}}
+{{- $ingress := .Values.ingress -}}
+{{- $own := $ingress.config.decisions | default dict -}}
+{{- $files := int64 (get $own "files_kept" | default 4) | add 2 -}}
+{{- $bytes := mul $files (int64 (get $own "file_bytes" | default 67108864)) -}}
+{{- $ingress.decisionsFile.sizeLimit | default (printf "%dMi" (div (add $bytes 1048575) 1048576)) -}}
 {{- end -}}
 
 {{/* Settings that the chart owns, because other objects have to agree with them. */}}

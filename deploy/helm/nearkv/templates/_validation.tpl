@@ -36,6 +36,9 @@
 {{- if and (eq .Values.extender.tls.mode "cert-manager") (not .Values.extender.tls.issuerRef.name) -}}
 {{- fail "extender.tls.issuerRef.name: name the issuer" -}}
 {{- end -}}
+{{- if hasKey (.Values.ingress.config.decisions | default dict) "file" -}}
+{{- fail "ingress.config.decisions.file: it needs a volume; set ingress.decisionsFile.enabled instead" -}}
+{{- end -}}
 {{- range $component, $keys := dict "agent" (list "listen" "node") "extender" (list "listen" "tls") "ingress" (list "listen" "agents" "agent_service" "mode") -}}
 {{- range $key := $keys -}}
 {{- if hasKey (index $.Values $component).config $key -}}
