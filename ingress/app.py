@@ -4,6 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from nearkv.certificates import ClientCertificates
 from nearkv.health import Readiness, add_health_routes, create_registry
 from nearkv.ingress.admitting import Admission
 from nearkv.ingress.api import OwnApi
-from nearkv.ingress.assembling import open_sending, open_suspects
+from nearkv.ingress.assembling import Sending, open_sending, open_suspects
 from nearkv.ingress.capacity import CapacityCollector
 from nearkv.ingress.extproc.app import Shared, add_ext_proc
 from nearkv.ingress.fleet import Fleet
@@ -31,10 +32,9 @@ from nearkv.ingress.lease_releasing import LeaseReleaser
 from nearkv.ingress.ledger import Ledger
 from nearkv.ingress.metrics import FleetCollector, IngressMetrics
 from nearkv.ingress.parity import ParityCheck
-from nearkv.ingress.patience import Patience
 from nearkv.ingress.prefix_index import PrefixIndex
 from nearkv.ingress.recording.api import DecisionsApi
-from nearkv.ingress.recording.opening import open_recording
+from nearkv.ingress.recording.opening import Recording, open_recording
 from nearkv.ingress.response_finding import ResponseFinder
 from nearkv.ingress.response_owners import ResponseOwners
 from nearkv.ingress.selecting import EngineSelector
@@ -43,7 +43,7 @@ from nearkv.ingress.tenants import Tenants
 from nearkv.ingress.tokens.engine_tokenizer import EngineTokenizer
 from nearkv.ingress.tokens.local_tokenizer import LocalTokenizer
 from nearkv.ingress.tokens.service import TokenService
-from nearkv.ingress.upstream.pool import EnginePool, closing_pool
+from nearkv.ingress.upstream.pool import EnginePool
 from nearkv.ingress.waiting_room import RoomLimits, WaitingRoom
 from nearkv.keepalive import probed_socket
 from nearkv.serving import InFlight, guard_with_token
@@ -65,6 +65,26 @@ _HOUSEKEEPING_SECONDS = 5.0
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What the application is made of, and what has to be closed with it."""
+
+    registry: CollectorRegistry
+    readiness: Readiness
+    recording: Recording
+    session: aiohttp.ClientSession
+    pool: EnginePool
+    knowledge: Knowledge
+    metrics: IngressMetrics
+    certificates: ClientCertificates
+    releaser: LeaseReleaser
+    forwarder: Forwarder
+    sending: Sending
+    key_file: KeyFile | None
+    admission: Admission
+    selector: EngineSelector
+
+
 async def build_app(settings: IngressSettings) -> web.Application:
     """Build the ingress's application; agents are followed while it runs.
 
@@ -74,6 +94,35 @@ async def build_app(settings: IngressSettings) -> web.Application:
     """
     if not settings.agents and not settings.agent_service.name and not settings.engines:
         log.warning("no_agents_and_no_engines_configured")
+    parts = _open_parts(settings)
+    readiness, knowledge, metrics = parts.readiness, parts.knowledge, parts.metrics
+    app = web.Application(client_max_size=settings.limits.max_body_bytes)
+    app[READINESS] = readiness
+    app[KNOWLEDGE] = knowledge
+    add_health_routes(app, readiness, registry=parts.registry)
+    own = OwnApi(settings, knowledge, readiness, now=time.monotonic)
+    decisions = parts.recording.api(settings)
+    _add_routes(app, own, _handler(settings, parts), settings.admin_token, decisions)
+    app.cleanup_ctx.append(parts.recording.run)
+    if parts.key_file is not None:
+        app.cleanup_ctx.append(_following(parts.key_file, readiness))
+    app.cleanup_ctx.append(_background(settings, parts))
+    if settings.mode is Mode.EXT_PROC:
+        shared = Shared(
+            settings,
+            knowledge,
+            metrics,
+            parts.admission,
+            parts.registry,
+            readiness,
+            selector=parts.selector,
+            recorder=parts.recording.recorder,
+        )
+        add_ext_proc(app, shared)
+    return app
+
+
+def _open_parts(settings: IngressSettings) -> _Parts:
     local = _load_tokenizers(settings)
     registry = create_registry("ingress")
     recording = open_recording(settings, registry)
@@ -95,48 +144,36 @@ async def build_app(settings: IngressSettings) -> web.Application:
         settings, knowledge, metrics, registry, forwarder=forwarder, releaser=releaser
     )
     key_file = _open_key_file(settings.tenants, metrics)
-    admission = _open_admission(settings, knowledge, metrics, registry, key_file)
-    selector = _open_selector(settings, knowledge, metrics, session)
-    generate = GenerateHandler(
-        settings,
-        knowledge,
-        forwarder,
-        metrics,
+    return _Parts(
+        registry=registry,
+        readiness=readiness,
+        recording=recording,
+        session=session,
+        pool=pool,
+        knowledge=knowledge,
+        metrics=metrics,
+        certificates=certificates,
+        releaser=releaser,
+        forwarder=forwarder,
         sending=sending,
-        admission=admission,
-        recorder=recording.recorder,
-        selector=selector,
+        key_file=key_file,
+        admission=_open_admission(settings, knowledge, metrics, registry, key_file),
+        selector=_open_selector(settings, knowledge, metrics, session),
+    )
+
+
+def _handler(settings: IngressSettings, parts: _Parts) -> GenerateHandler:
+    return GenerateHandler(
+        settings,
+        parts.knowledge,
+        parts.forwarder,
+        parts.metrics,
+        sending=parts.sending,
+        admission=parts.admission,
+        recorder=parts.recording.recorder,
+        selector=parts.selector,
         now=time.monotonic,
     )
-    app = web.Application(client_max_size=settings.limits.max_body_bytes)
-    app[READINESS] = readiness
-    app[KNOWLEDGE] = knowledge
-    add_health_routes(app, readiness, registry=registry)
-    own = OwnApi(settings, knowledge, readiness, now=time.monotonic)
-    _add_routes(app, own, generate, settings.admin_token, recording.api(settings))
-    app.cleanup_ctx.append(recording.run)
-    if key_file is not None:
-        app.cleanup_ctx.append(_following(key_file, readiness))
-    agents = AgentJoin(
-        settings, knowledge.fleet, metrics, session=session, certificates=certificates
-    )
-    app.cleanup_ctx.append(
-        _background(knowledge, readiness, agents, session, releaser, sending.patience)
-    )
-    app.cleanup_ctx.append(closing_pool(pool))
-    if settings.mode is Mode.EXT_PROC:
-        shared = Shared(
-            settings,
-            knowledge,
-            metrics,
-            admission,
-            registry,
-            readiness,
-            selector=selector,
-            recorder=recording.recorder,
-        )
-        add_ext_proc(app, shared)
-    return app
 
 
 def _load_tokenizers(settings: IngressSettings) -> dict[str, LocalTokenizer]:
@@ -308,22 +345,26 @@ def _gather_knowledge(
     )
 
 
-def _background(
-    knowledge: Knowledge,
-    readiness: Readiness,
-    agents: AgentJoin,
-    session: aiohttp.ClientSession,
-    releaser: LeaseReleaser,
-    patience: Patience,
-) -> Any:  # noqa: ANN401 (aiohttp's cleanup context type is private)
+def _background(settings: IngressSettings, parts: _Parts) -> Any:  # noqa: ANN401 (aiohttp's cleanup context type is private)
+    readiness, knowledge = parts.readiness, parts.knowledge
+    agents = AgentJoin(
+        settings,
+        knowledge.fleet,
+        parts.metrics,
+        session=parts.session,
+        certificates=parts.certificates,
+    )
+
     async def run(_app: web.Application) -> AsyncIterator[None]:
         house = Job("housekeeping", lambda: _keep_house(knowledge))
-        jobs = [*agents.jobs(readiness), house, Job("patience", patience.watch)]
+        patience = Job("patience", parts.sending.patience.watch)
+        jobs = [*agents.jobs(readiness), house, patience]
         async with supervised(jobs, readiness, check="background"):
             yield
-        await releaser.close()
+        await parts.releaser.close()
         knowledge.tokens.close()
-        await session.close()
+        await parts.session.close()
+        parts.pool.close()
 
     return run
 

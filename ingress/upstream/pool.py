@@ -3,12 +3,11 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import aiohappyeyeballs
-from aiohttp import web
 
 from nearkv.ingress.upstream.connection import EngineConnection
 from nearkv.ingress.upstream.errors import NotReachedError
@@ -132,13 +131,3 @@ class EnginePool:
         self._sweeping = None
         if self._free:
             self._sweeping = loop.call_later(self._idle_seconds, self._sweep)
-
-
-def closing_pool(pool: EnginePool) -> Callable[[web.Application], AsyncIterator[None]]:
-    """Return a cleanup context that closes the pool with its application."""
-
-    async def run(_app: web.Application) -> AsyncIterator[None]:
-        yield
-        pool.close()
-
-    return run
