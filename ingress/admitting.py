@@ -11,7 +11,7 @@ from nearkv.ingress.waiting_room import WaitingRoom
 
 PRIORITY_HEADER = "X-Nearkv-Priority"
 _MOST_PRIORITY = 100
-_BEARER = "Bearer "
+_BEARER = "bearer"
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Admission:
 
     def charge(self, tenant: Tenant, tokens: int) -> None:
         """Count a prompt's tokens; raises ``TenantLimitError``."""
-        if self._tenants is None:
+        if self._tenants is None or not tokens:
             return
         try:
             self._tenants.charge(tenant, tokens)
@@ -68,11 +68,13 @@ class Admission:
         priority: int,
         attempt: Callable[[], T],
         *,
+        again: Callable[[], T] | None = None,
         queued: Callable[[], None] | None = None,
     ) -> T:
         """Return what ``attempt`` does, at once, or in turn where there is no room yet.
 
-        ``queued`` is called where the request has to wait.
+        ``queued`` is called where the request has to wait; from then on it is ``again`` that
+        tries, for a fleet that is no longer the same.
         """
         if not self.must_queue(model, priority):
             try:
@@ -82,7 +84,7 @@ class Admission:
                     raise
         if queued is not None:
             queued()
-        return await self.wait(model, priority, attempt)
+        return await self.wait(model, priority, again or attempt)
 
     async def wait(self, model: str, priority: int, attempt: Callable[[], T]) -> T:
         """Return what ``attempt`` does once there is room; raises as the waiting room does."""
@@ -125,7 +127,7 @@ def read_priority(text: str) -> int:
 
 def _key_of(headers: Mapping[str, str]) -> str:
     """Return the API key, as OpenAI's clients send it or as Anthropic's do."""
-    given = headers.get("Authorization", "")
-    if given.startswith(_BEARER):
-        return given.removeprefix(_BEARER).strip()
+    scheme, _, key = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == _BEARER:  # names of schemes have no case (RFC 9110, 11.1)
+        return key.strip()
     return headers.get("X-Api-Key", "").strip()

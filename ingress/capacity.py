@@ -43,8 +43,8 @@ class CapacityCollector(Collector):
         fleet = self._know.fleet
         gauges = capacity_gauges()
         fullness = self._fullness(list(fleet.engines.values()))
-        for level, ratio in ALARM_LEVELS:
-            gauges.alarms.add_metric((level,), engines_below(ratio, fullness))
+        for level, free_ratio in ALARM_LEVELS:
+            gauges.alarms.add_metric((level,), engines_below(free_ratio, fullness))
         for model in sorted({name for v in fleet.engines.values() for name in v.info.models}):
             count = self._room.waiting_for(model)
             gauges.waiting.add_metric((model,), count)

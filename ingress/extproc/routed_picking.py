@@ -109,9 +109,9 @@ class RouterPicker:
     async def _pick(self, asked: Asked, watch: RequestWatch) -> RoutedTicket:
         job = await self._accept(asked, watch)
         await self._keys.find(job)
-        if job.tenant is not None and job.prompt is not None:
-            self._admission.charge(job.tenant, job.prompt.token_count)
-        decided = await self._decide(job)
+        if job.tenant is not None:
+            self._admission.charge(job.tenant, job.charged_tokens)
+        decided = await self._decide(job, asked)
         if decided.view is None:
             raise NoEngineError("no engine is known that could serve this request")
         endpoint, prefiller = self._reach.endpoint(decided.view), self._prefiller(decided.plan)
@@ -179,12 +179,25 @@ class RouterPicker:
 
     # -- Deciding ----------------------------------------------------------------------
 
-    async def _decide(self, job: Job) -> Decided:
+    async def _decide(self, job: Job, asked: Asked) -> Decided:
         """Decide at once, or, where there is no room, in turn."""
+
+        def decide() -> Decided:
+            return self._decider.decide(job, 0)
+
+        def decide_again() -> Decided:
+            try:
+                reachable = self._reach.views(job.parsed.model, asked.endpoints)
+            except IngressError:
+                reachable = ()
+            job.views = self._selector.present(job.views, reachable, job.parsed, asked.headers)
+            return decide()
+
         return await self._admission.in_turn(
             job.parsed.model or "",
             job.priority,
-            lambda: self._decider.decide(job, 0),
+            decide,
+            again=decide_again,
             queued=job.watch.queued,
         )
 

@@ -30,6 +30,7 @@ def _byte_alphabet() -> dict[int, int]:
 
 _TO_BYTE = _byte_alphabet()
 _SPACE = 0x20
+_MOST_LOOKED_AT = 4096
 
 
 def align_tokens(text: bytes, token_strs: Sequence[str]) -> "array[int] | None":
@@ -54,9 +55,10 @@ def align_tokens(text: bytes, token_strs: Sequence[str]) -> "array[int] | None":
 def find_cut(text: bytes, ends: Sequence[int], limit: int) -> int | None:
     """Return the number of tokens left of the last safe cut at or before byte ``limit``.
 
-    ``None`` where there is none.
+    ``None`` where there is none near: many languages have none at all.
     """
-    for count in range(bisect_right(ends, limit), 0, -1):
+    last = bisect_right(ends, limit)
+    for count in range(last, max(0, last - _MOST_LOOKED_AT), -1):
         at = ends[count - 1]
         if _is_safe(text, at):
             return count

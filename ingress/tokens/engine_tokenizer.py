@@ -6,6 +6,7 @@ not offer is remembered for that incarnation.
 """
 
 import asyncio
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
@@ -17,6 +18,8 @@ from nearkv.bounded_reading import read_at_most
 from nearkv.ingress.errors import TokenizationError
 
 _MAX_ANSWER_BYTES = 256 << 20
+_LARGE_BYTES = 1 << 20
+"""From here on aiohttp wants a file, which it sends in pieces, and warns of bytes."""
 _ANSWERED_BY_LISTS = frozenset({"/v1/completions"})
 """Only completions may hold several prompts."""
 _NOT_OFFERED = frozenset({403, 404, 405, 501})
@@ -103,10 +106,11 @@ class EngineTokenizer:
         return Tokenized(parsed.tokens, parsed.token_strs)
 
     async def _post(self, engine: EngineRef, path: str, body: bytes) -> bytes:
+        data = body if len(body) <= _LARGE_BYTES else io.BytesIO(body)
         try:
             async with (
                 asyncio.timeout(self._timeout_seconds),
-                self._session.post(engine.url + path, data=body, headers=self._headers) as response,
+                self._session.post(engine.url + path, data=data, headers=self._headers) as response,
             ):
                 answer = await read_at_most(response, _MAX_ANSWER_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

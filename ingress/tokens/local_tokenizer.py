@@ -14,7 +14,7 @@ from nearkv.ingress.tokens.engine_tokenizer import Tokenized
 
 if TYPE_CHECKING:
     from jinja2 import Template
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 _NOT_HONOURED = ("chat_template", "continue_final_message", "documents")
 """Fields that change the rendering in the engine, in ways that are not repeated here."""
@@ -53,12 +53,12 @@ class LocalTokenizer:
 
     def tokenize_text(self, text: str) -> Tokenized:
         """Tokenize a completion prompt, special tokens included."""
-        encoded = self._tokenizer.encode(text)
+        encoded = self._encode(text)
         return Tokenized(encoded.ids, encoded.tokens)
 
     def tokenize_tail(self, text: str) -> Tokenized:
         """Tokenize the rest of a text, without special tokens in front."""
-        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        encoded = self._encode(text, add_special_tokens=False)
         return Tokenized(encoded.ids, encoded.tokens)
 
     def tokenize_chat(self, body: dict[str, Any]) -> Tokenized:
@@ -84,7 +84,11 @@ class LocalTokenizer:
             text = self._template.render(variables)
         except (TemplateError, *_TEMPLATE_FAILURES) as error:
             raise TokenizationError(f"the chat template failed: {error}") from error
-        return Tokenized(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return Tokenized(self._encode(text, add_special_tokens=False).ids)
+
+    def _encode(self, text: str, *, add_special_tokens: bool = True) -> "Encoding":
+        """Encode one text; only batches let other threads run meanwhile."""
+        return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -13,8 +13,9 @@ after that model's engine has passed a probe, once, in the background.
 
 import asyncio
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import structlog
@@ -42,6 +43,8 @@ _PROBE_TEXTS = (
     "Ünïcode wörds 3 and numbers 12345 stay apart here",
 )
 _LONG_TEXT_BYTES = 2 * STEP_BYTES
+_QUICK = 16 << 10
+_MOST_LOCAL = 2 << 20
 _CHAT_FIELDS = (
     "messages",
     "tools",
@@ -173,13 +176,15 @@ class TokenService:
         question = {"model": model, "prompt": text}
         if self._asks_tokenize(engine):
             return await self._engines.tokenize(engine, question, spelled=True), "tokenize"
-        return self._local_tokenizer(model).tokenize_text(text), "local"
+        tokenizer = self._local_tokenizer(model)
+        return await _locally(len(text), lambda: tokenizer.tokenize_text(text)), "local"
 
     async def _tokenize_tail(self, tail: str, model: str, engine: EngineRef) -> Tokenized:
         if self._asks_tokenize(engine):
             question = {"model": model, "prompt": tail, "add_special_tokens": False}
             return await self._engines.tokenize(engine, question, spelled=True)
-        return self._local_tokenizer(model).tokenize_tail(tail)
+        tokenizer = self._local_tokenizer(model)
+        return await _locally(len(tail), lambda: tokenizer.tokenize_tail(tail))
 
     def _can_cut(self, model: str, engine: EngineRef) -> bool:
         """Tell whether the model's tokenizer passed the probe; starts it at first sight."""
@@ -222,7 +227,8 @@ class TokenService:
         for source in self._order:
             if source == "local":
                 if model in self._local:
-                    return self._tokenize_locally(request, body, model), source
+                    tokenize = partial(self._tokenize_locally, request, body, model)
+                    return await _locally(len(body), tokenize), source
                 continue
             asked = f"{path}/render" if source == _RENDER else "/tokenize"
             if not self._engines.offers(engine, asked):
@@ -256,9 +262,24 @@ class TokenService:
         return tokenizer
 
 
+def _check_size(size: int) -> None:
+    if size > _MOST_LOCAL:
+        raise TokenizationError(f"{size} characters are too many to be looked at here")
+
+
+async def _locally(size: int, tokenize: Callable[[], Tokenized]) -> Tokenized:
+    """Tokenize in this process; what takes long must not hold up all other requests.
+
+    A megabyte takes a thread about a second. Raises :class:`TokenizationError` beyond a bound.
+    """
+    _check_size(size)
+    return tokenize() if size <= _QUICK else await asyncio.to_thread(tokenize)
+
+
 def _question(request: GenerateRequest, body: bytes, model: str) -> Mapping[str, object]:
     """Put the question for /tokenize: the prompt, or what bears on a chat's rendering."""
     if request.kind in _CONVERTED:
+        _check_size(len(body))
         return {"model": model} | chat_of(request.kind, body)
     fields: dict[str, msgspec.Raw] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     if request.kind is PromptKind.CHAT:

@@ -1,7 +1,8 @@
 """Every part of a small nearkv killed, stopped and slowed at random, under load that checks.
 
 Two ingress replicas, two agents and four engine doubles as processes. ``SECONDS`` says how long
-(600), ``SEED`` which run (1). What went wrong is printed, and kept with the logs.
+(600), ``SEED`` which run (1); a tenth more is for killing the two whose memory was followed until
+then. What went wrong is printed, and kept with the logs.
 """
 
 import asyncio

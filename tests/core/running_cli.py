@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-DEADLINE_SECONDS = 30
+DEADLINE_SECONDS = 50
 
 
 async def run_cli(*arguments: str, **environment: str) -> tuple[int, str, str]:

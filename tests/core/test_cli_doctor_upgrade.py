@@ -171,7 +171,7 @@ async def test_an_event_socket_that_nobody_listens_on_ends_by_the_deadline():
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         dead = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
-        found = rows(await compared(new_events=dead, event_seconds=0.3))["KV events"]
+        found = rows(await compared(new_events=dead, event_seconds=2))["KV events"]
     assert (found.severity, found.old) == (BREAKS, "heard")
     assert found.new == f"{dead}: nothing accepts connections there"
 
@@ -197,7 +197,7 @@ async def test_ranks_one_is_listened_to_and_gets_the_prompt():
 async def test_events_that_were_missed_are_asked_for_by_another_prompt():
     async with engines() as (before, after):
         await after.inject(Faults(drop_event_batches=1))
-        found = rows(await ask(before, after, event_seconds=2))
+        found = rows(await ask(before, after, event_seconds=3))
         bodies = [json.loads(each.body) for each in after.record if each.path == COMPLETIONS]
     assert found["KV events"].severity is SAME
     assert found["hash rule"].severity is SAME

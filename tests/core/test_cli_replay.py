@@ -1,9 +1,18 @@
 """``nearkv replay`` as its users run it."""
 
+import asyncio
+import contextlib
+import fcntl
 import json
+import os
+import re
+import struct
+import sys
+import termios
 from html.parser import HTMLParser
 
 import pytest
+from PIL import Image
 
 from tests.core.replay.fleets import public_line, record_line
 from tests.core.running_cli import run_cli
@@ -44,6 +53,31 @@ async def test_json_has_every_seed_and_the_same_run_gives_the_same(trace):
     assert cost["figures"]["requests"] == 60
 
 
+async def test_a_terminal_shows_how_far_each_policy_is(trace):
+    seen, shown = os.openpty()
+    fcntl.ioctl(shown, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "nearkv.cli", "replay", str(trace), "--engines", "2"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=shown,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(shown)
+    told = await asyncio.to_thread(_read_all, seen)
+    assert await asyncio.wait_for(program.wait(), 30) == 0
+    for policy in ("cost", "least-loaded"):
+        assert re.search(rf"{policy} .*30/30", told), told
+
+
+def _read_all(descriptor):
+    """Read a terminal until nobody has it open any more, which is an error to Linux."""
+    parts = []
+    with open(descriptor, "rb", buffering=0) as terminal, contextlib.suppress(OSError):  # noqa: PTH123 (a descriptor has no path)
+        while part := terminal.read(1 << 16):
+            parts.append(part)
+    return b"".join(parts).decode()
+
+
 async def test_drawings_are_one_page_by_itself(trace, tmp_path):
     page = tmp_path / "page.html"
     status, _, err = await run_cli("replay", str(trace), "--engines", "2", "--plot", str(page))
@@ -54,6 +88,17 @@ async def test_drawings_are_one_page_by_itself(trace, tmp_path):
     assert "polyline" in text
     assert "src=" not in text
     assert "least-loaded" in text
+
+
+async def test_drawings_may_be_one_picture(trace, tmp_path):
+    path = tmp_path / "page.PNG"
+    status, _, err = await run_cli("replay", str(trace), "--engines", "2", "--plot", str(path))
+    assert (status, err) == (0, "")
+    with Image.open(path) as image:
+        image.load()
+        colours = {colour for _, colour in image.getcolors(1 << 20)}
+    assert image.format == "PNG"
+    assert {(0x25, 0x63, 0xEB), (0xDC, 0x26, 0x26)} <= colours  # one for each policy
 
 
 async def test_prefill_engines_split_requests(trace):
@@ -71,6 +116,7 @@ async def test_prefill_engines_split_requests(trace):
         (("--policy", "best"), "--policy: 'best'"),
         (("--link", "what"), "--link"),
         (("--plot", "/nowhere/page.html"), "--plot: cannot write"),
+        (("--plot", "page.pdf"), "--plot: page.pdf is neither FILE.html nor FILE.png"),
     ],
 )
 async def test_mistakes_name_the_option(trace, options, said):

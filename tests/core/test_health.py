@@ -48,7 +48,7 @@ async def test_draining_ends_readiness_and_tells_who_waits(readiness):
     readiness.set("agents", ok=True)
     waiting = asyncio.create_task(readiness.wait_until_draining())
     readiness.start_draining()
-    await asyncio.wait_for(waiting, timeout=5)
+    await asyncio.wait_for(waiting, timeout=30)
     assert readiness.draining
     assert not readiness.is_ready
 

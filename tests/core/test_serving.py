@@ -18,7 +18,7 @@ from nearkv.serving import StopRequest, require_bearer_token, run, running, serv
 from nearkv.settings import Address
 
 LOOPBACK = Address("127.0.0.1", 0)
-DEADLINE_SECONDS = 10
+DEADLINE_SECONDS = 30
 
 PROGRAM = """
 from aiohttp import web

@@ -41,8 +41,8 @@ async def test_a_task_that_fails_is_begun_anew_and_counted():
     readiness, task, other = Readiness(), Failing(3), Failing(0)
     jobs = [Job("task", task.run), Job("other", other.run)]
     async with supervised(jobs, readiness, check="working", limits=AT_ONCE):
-        await asyncio.wait_for(task.runs.wait(), 5)
-        await asyncio.wait_for(other.runs.wait(), 5)
+        await asyncio.wait_for(task.runs.wait(), 30)
+        await asyncio.wait_for(other.runs.wait(), 30)
         assert readiness.is_ready
         assert readiness.task_failures == {"task": 3, "other": 0}
         assert (task.starts, other.starts) == (4, 1)
@@ -80,7 +80,7 @@ async def test_a_task_that_ends_by_itself_is_left_alone():
 async def test_jobs_end_with_the_block():
     task = Failing(0)
     async with supervised([Job("task", task.run)], Readiness(), check="working"):
-        await asyncio.wait_for(task.runs.wait(), 5)
+        await asyncio.wait_for(task.runs.wait(), 30)
     assert task.ended.is_set()
 
 
@@ -89,7 +89,7 @@ async def test_one_that_waits_for_its_next_start_ends_with_the_block_too():
     limits = RestartLimits(first_pause_seconds=3600.0)
     with suppress(TimeoutError):
         async with (
-            asyncio.timeout(5),
+            asyncio.timeout(30),
             supervised([Job("task", task.run)], Readiness(), check="working", limits=limits),
         ):
             await eventually(lambda: task.starts == 1, what="it began")

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 30.0
 
 
 async def eventually(condition, *, what):

@@ -74,6 +74,13 @@ def test_a_cut_is_made_only_where_no_merge_can_reach_across(text, strs, limit, c
     assert find_cut(raw, align_tokens(raw, strs), limit) == count
 
 
+def test_a_cut_that_is_far_away_is_not_looked_for():
+    raw = b"ab cd" + b"x" * 5000
+    ends = [2, *range(5, len(raw) + 1)]
+    assert find_cut(raw, ends, 3000) == 1
+    assert find_cut(raw, ends, len(raw)) is None
+
+
 def cuts_of(raw, ends):
     """Yield every cut in the text, last one first."""
     limit = len(raw)

@@ -1,13 +1,16 @@
 """Policy cost over a fleet: waits, speeds, tiers, sessions, and pairs by the same terms."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nearkv.block_keys import pack_keys
 from nearkv.ingress.hints import PrefixHint
 from nearkv.ingress.routing import Policy
+from nearkv.ingress.settings import PdSettings
 from nearkv.state.model import Blocks, Cursor, PathReading, SnapshotBegin, SnapshotEnd
-from tests.ingress.test_planning import AGENT, SLOW, TOKENS, World, pair_of
+from tests.ingress.test_planning import AGENT, KV, SLOW, TOKENS, World, pair_of
 
 
 class CostWorld(World):
@@ -200,13 +203,13 @@ def test_a_holder_is_pulled_from_by_cost_and_urgent_requests_count_their_own_tim
     assert plan.record.why == "not_cheaper"
 
 
-def path(target, seconds):
+def path(target, seconds, *, source="n1", bytes_per_second=1e9):
     return PathReading(
-        source="n1",
+        source=source,
         target=target,
         path="tcp",
         setup_seconds=seconds,
-        bytes_per_second=1e9,
+        bytes_per_second=bytes_per_second,
         points=9,
     )
 
@@ -220,6 +223,57 @@ def pulled_by(*paths):
 
 def test_equal_links_give_topology_no_effect():
     assert pulled_by(path("n2", 0.01), path("n3", 0.01)) == {"near", "far"}
+
+
+@st.composite
+def fleets_with_nodes(draw):
+    """Return engines by name with their fields, and their nodes in two orders."""
+    count = draw(st.integers(2, 5))
+    engines = [
+        {
+            "role": draw(st.sampled_from(["both", "prefill", "decode"])),
+            "held": draw(st.sampled_from([0, 1024, 4064])),
+            "requests_running": draw(st.integers(0, 40)),
+            "requests_waiting": draw(st.integers(0, 2)),
+        }
+        for _ in range(count)
+    ]
+    nodes = [f"n{i}" for i in range(count)]
+    return engines, nodes, draw(st.permutations(nodes))
+
+
+@given(fleets_with_nodes(), st.floats(0, 0.5), st.integers(0, 9))
+def test_with_equal_links_it_never_matters_which_node_an_engine_is_on(drawn, setup_seconds, number):
+    engines, *orders = drawn
+
+    def plan(nodes):
+        world = CostWorld()
+        for i, (fields, node) in enumerate(zip(engines, nodes, strict=True)):
+            world.engine(f"e{i}", node=node, **fields)
+        between = [(a, b) for a in nodes for b in nodes if a != b]
+        world.tell(*(path(b, setup_seconds, source=a) for a, b in between))
+        plan = world.ask(request_id=f"r{number}")
+        return plan.decision, pair_of(plan), plan.record
+
+    first, second = map(plan, orders)
+    assert first == second
+
+
+@pytest.mark.parametrize("bytes_per_second", [6e4, 1e5, 1e6])
+def test_a_pull_begins_at_the_length_where_it_takes_less_than_computing(bytes_per_second):
+    """No fixed count of tokens: what it is follows from the path, the speed and the load."""
+    pulled = {}
+    for tokens in range(64, 4096, 64):
+        world = CostWorld(hysteresis_ratio=0.0, min_tokens=1)
+        world.engine("h", "prefill", held=tokens - 32).engine("d", "decode", node="n2")
+        world.tell(path("n2", 0.2, bytes_per_second=bytes_per_second))
+        pulled[tokens] = pair_of(world.ask(tokens=tokens)) == ("h", "d")
+    # per token: 2 ms to compute (crowding 1) or 100 bytes to move; the holder computes 32
+    hop_seconds = PdSettings().terms.hop_seconds
+    saved_per_token = 2 * SLOW - KV / bytes_per_second
+    switch = (0.2 + hop_seconds + 32 * 2 * SLOW) / saved_per_token
+    assert pulled == {tokens: tokens > switch for tokens in pulled}
+    assert set(pulled.values()) == {False, True}
 
 
 def test_a_link_ten_times_slower_is_left_for_the_other():

@@ -37,7 +37,7 @@ async def server():
 
 @pytest.fixture
 async def engine(server):
-    app = web.Application()
+    app = web.Application(client_max_size=4 << 20)
     app.router.add_post("/{path:.*}", server.handle)
     async with running(app, Address("127.0.0.1", 0)) as address:
         yield EngineRef("e", "i", address.url)
@@ -57,6 +57,17 @@ async def test_a_chat_is_rendered_as_an_object(server, engine, tokenizer):
     assert path == f"{CHATS}/render"
     assert headers["Authorization"] == "Bearer secret"
     assert headers["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 20, (1 << 20) + 1, 3 << 20])
+async def test_a_large_prompt_arrives_whole(server, engine, tokenizer, size_bytes):
+    server.body = b'{"token_ids": [1], "features": null}'
+    body = b'{"a":"' + b"x" * (size_bytes - 8) + b'"}'
+    await tokenizer.render(engine, CHATS, body)
+    ((_, asked, headers),) = server.asked
+    assert len(asked["a"]) == size_bytes - 8
+    assert headers["Content-Type"] == "application/json"
+    assert headers["Content-Length"] == str(size_bytes)
 
 
 async def test_a_completion_is_rendered_as_a_list(server, engine, tokenizer):
@@ -134,7 +145,7 @@ async def test_a_silent_engine_is_waited_for_no_longer_than_the_deadline(server,
     server.silent.clear()
     async with aiohttp.ClientSession() as session:
         impatient = EngineTokenizer(session, timeout_seconds=0.05, api_key=None)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             with pytest.raises(TokenizationError, match="TimeoutError"):
                 await impatient.tokenize(engine, {})
     server.silent.set()

@@ -22,6 +22,11 @@ from tests.core.waiting import eventually
 CURSOR = Cursor("boot", 0, 0)
 
 
+@pytest.fixture(autouse=True)
+def _frequent_sweeps(monkeypatch):
+    monkeypatch.setattr(module, "_SWEEP_SECONDS", 0.1)
+
+
 class Clock:
     def __init__(self):
         self.now = 0.0

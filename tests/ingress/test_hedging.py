@@ -86,6 +86,20 @@ async def test_of_two_answers_in_the_same_moment_one_is_let_go():
     assert (first.closes, second.closes) == (0, 1)
 
 
+async def test_an_answer_that_comes_as_the_client_leaves_is_let_go():
+    first, second = Leg(), Leg()
+    race = Race(first, second)
+    await second.asked.wait()
+    first.go_on.set()
+    await asyncio.sleep(0)  # it answers; who waits for it does not know yet
+    race.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await race.task
+    await asyncio.sleep(0)
+    assert first.response.closed
+    assert (first.closes, second.closes) == (0, 1), "the first one is the caller's to close"
+
+
 async def test_the_leg_that_lost_is_off_the_books():
     first, second = Leg(), Leg()
     assert await Race(first, second).finish(second) is second

@@ -1,9 +1,13 @@
 """Prompts whose tokens are a guess: used while such guesses come true."""
 
+import json
+import tracemalloc
+
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from nearkv.ingress.fleet import Fleet
+from nearkv.ingress.fleet import EngineView, Fleet
 from nearkv.ingress.hints import PrefixHints
 from nearkv.ingress.keying import Job, KeyFinder
 from nearkv.ingress.knowledge import Knowledge
@@ -12,7 +16,7 @@ from nearkv.ingress.metrics import IngressMetrics
 from nearkv.ingress.parity import ParityCheck, ParityMode
 from nearkv.ingress.parity_watch import ParityWatch
 from nearkv.ingress.prefix_index import PrefixIndex
-from nearkv.ingress.requests import parse_messages
+from nearkv.ingress.requests import parse_completion, parse_messages
 from nearkv.ingress.routing import Policy
 from nearkv.ingress.suspects import Suspects
 from nearkv.ingress.tokens.memo import PromptKeys
@@ -62,10 +66,13 @@ class Asking:
         self._watch = ParityWatch(self.know.parity, metrics, self.know.guesses)
         self._views = list(fleet.engines.values())
 
-    async def ask(self):
-        job = Job(None, "/v1/messages", BODY, parse_messages(BODY), "r", 0.0, self._views)
-        await self._finder.find(job)
+    async def ask(self, body=BODY):
+        job = Job(None, "/v1/messages", body, parse_messages(body), "r", 0.0, self._views)
+        await self.find(job)
         return job
+
+    async def find(self, job):
+        await self._finder.find(job)
 
     async def report(self, reported, times):
         for _ in range(times):
@@ -101,3 +108,30 @@ async def test_exact_tokens_are_the_engine_s_to_keep(reported):
     job = await asking.ask()
     assert (job.prompt is not None, job.guessed_as) == (True, "")
     assert (asking.know.parity.mode("a", "i") is ParityMode.EXACT) is bool(reported)
+
+
+async def test_long_cache_salts_take_no_memory():
+    asking = Asking(exact=True)
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            salt = f"{number}" + "s" * (1 << 20)
+            await asking.ask(json.dumps({"messages": [], "cache_salt": salt}).encode())
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("longest", "keyed"), [((8, 8), False), ((8, 16), True), ((8, None), True)]
+)
+async def test_no_keys_are_made_of_more_token_ids_than_any_engine_takes(longest, keyed):
+    asking = Asking(exact=True)
+    body = json.dumps({"prompt": list(range(10))}).encode()
+    views = [
+        EngineView(msgspec.structs.replace(INFO, max_model_len=most), "agent") for most in longest
+    ]
+    job = Job(None, "/v1/completions", body, parse_completion(body), "r", 0.0, views)
+    await asking.find(job)
+    assert (job.prompt is not None) is keyed

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nearkv.ingress.errors import RequestError
+from nearkv.ingress.errors import RequestError, UnknownModelError
 from nearkv.ingress.fleet import EngineView
 from nearkv.ingress.model_names import ModelNames, list_models, rename_model
 from nearkv.ingress.model_settings import ModelSettings
@@ -41,6 +41,13 @@ def test_other_requests_keep_their_bytes(body):
 def test_a_body_that_is_no_object_cannot_be_renamed():
     with pytest.raises(RequestError):
         rename_model(b"[]", "tiny")
+
+
+def test_what_is_too_long_for_a_name_is_nobody_s():
+    body = json.dumps({"prompt": "x", "model": "m" * 1025}).encode()
+    with pytest.raises(UnknownModelError) as caught:
+        ModelNames({}).apply(parse_completion(body), body)
+    assert len(str(caught.value)) < 300
 
 
 def test_each_model_is_listed_once_with_what_all_engines_can_take():

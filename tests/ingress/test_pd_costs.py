@@ -1,6 +1,10 @@
 """What a pair costs beside one engine."""
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nearkv.ingress.pd_costs import (
     CostTerms,
@@ -81,3 +85,25 @@ def test_running_requests_put_a_price_on_a_prefill_beside_them():
 )
 def test_less_by_a_tenth_is_clearly_less(seconds, less):
     assert is_clearly_less(seconds, 1.0, TERMS) is less
+
+
+engines = st.builds(
+    EngineCost,
+    missing_tokens=st.integers(0, 100_000),
+    seconds_per_token=st.floats(1e-7, 1e-2),
+    wait_seconds=st.floats(0, 60),
+    decoding=st.integers(0, 256),
+)
+paths = st.builds(PathCost, st.floats(0, 1), st.floats(1e6, 1e12))
+prices = st.builds(CostTerms, decode_stall_weight=st.floats(0, 1), crowding_weight=st.floats(0, 5))
+
+
+@given(engines, engines, paths, prices, st.integers(0, 100_000), st.integers(0, 100_000))
+def test_more_cached_never_costs_more(source, target, path, terms, there, here):
+    """Whichever side holds more of the prompt: neither the pair nor one engine gets dearer."""
+    before = pair(source, target, path, terms)
+    alone = local_seconds(target, terms)
+    source = replace(source, missing_tokens=max(0, source.missing_tokens - there))
+    target = replace(target, missing_tokens=max(0, target.missing_tokens - here))
+    assert pair(source, target, path, terms) <= before
+    assert local_seconds(target, terms) <= alone

@@ -7,7 +7,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nearkv.ingress.errors import RequestError
-from nearkv.ingress.requests import PromptKind, parse_chat, parse_completion, parse_other
+from nearkv.ingress.requests import (
+    PromptKind,
+    parse_chat,
+    parse_completion,
+    parse_messages,
+    parse_other,
+    parse_responses,
+)
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "m", "prompt": "hello"}
@@ -39,6 +46,11 @@ def test_each_kind_of_prompt(prompt, kind, text, token_ids):
     parsed = completion(prompt=prompt)
     assert (parsed.kind, parsed.text, parsed.token_ids) == (kind, text, token_ids)
     assert parsed.model == "m"
+
+
+def test_blanks_before_the_first_of_several_prompts_are_passed_over():
+    parsed = parse_completion(b'{"prompt": [' + b" \r\n\t" * 300 + b'"a", "b"]}')
+    assert (parsed.text, parsed.several) == ("a", True)
 
 
 def test_what_routing_needs_is_taken():
@@ -95,14 +107,25 @@ def test_bad_bodies_are_refused(parse, body, param):
         pytest.param(b'[1, "a"]', "prompt", id="mixed"),
         pytest.param(b"[null]", "prompt", id="null in a list"),
         pytest.param(b"[[[1]]]", "prompt", id="nested too often"),
-        pytest.param(b"[1e999]", "prompt[0]", id="infinite"),
-        pytest.param(b"[" + b"9" * 5000 + b"]", "prompt[0]", id="huge"),
+        pytest.param(b"[1e999]", "prompt", id="infinite"),
+        pytest.param(b"[" + b"9" * 5000 + b"]", "prompt", id="huge"),
     ],
 )
 def test_bad_prompts_are_refused_by_name(prompt, param):
     with pytest.raises(RequestError) as refused:
         parse_completion(b'{"prompt": ' + prompt + b"}")
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("parse", "needed"),
+    [(parse_completion, {"prompt": "x"}), (parse_chat, {"messages": []})],
+    ids=["completion", "chat"],
+)
+def test_very_many_fields_are_refused(parse, needed):
+    parse(json.dumps(needed | {f"f{i}": 1 for i in range(1000)}).encode())
+    with pytest.raises(RequestError, match="1101 fields"):
+        parse(json.dumps(needed | {f"f{i}": 1 for i in range(1100)}).encode())
 
 
 @pytest.mark.parametrize(
@@ -229,6 +252,36 @@ def test_no_name_of_a_field_can_pass_for_other_fields():
 )
 def test_a_prompt_is_plain_when_its_text_alone_decides(fields, plain):
     assert completion(**fields).plain is plain
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"{}", ""),
+        (b'{"kv_transfer_params":null,"ec_transfer_params": null,"vllm_xargs":{"a":"b"}}', ""),
+        (b'{"kv_transfer_params":{}}', "kv_transfer_params"),
+        (b'{"kv_transfer_params":[1]}', "kv_transfer_params"),
+        (rb'{"kv_t\u0072ansfer_params":{}}', "kv_transfer_params"),
+        (b'{"kv_transfer_params":null,"kv_transfer_params":{}}', "kv_transfer_params"),
+        (b'{"ec_transfer_params":{"a":1}}', "ec_transfer_params"),
+        (b'{"vllm_xargs":{"kv_transfer_params":"x"}}', "vllm_xargs.kv_transfer_params"),
+        (rb'{"vllm_xargs":{"kv_t\u0072ansfer_params":"x"}}', "vllm_xargs.kv_transfer_params"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("parse", "needs"),
+    [
+        (parse_completion, b'"prompt":"x",'),
+        (parse_completion, b'"prompt":[1,2],'),
+        (parse_chat, b'"messages":[],'),
+        (parse_responses, b'"input":"x",'),
+        (parse_messages, b'"messages":[],'),
+        (lambda body: parse_other(body, "application/json"), b'"input":"x",'),
+    ],
+    ids=["text", "tokens", "chat", "responses", "messages", "other"],
+)
+def test_a_client_that_says_where_kv_lies_is_noticed(parse, needs, body, field):
+    assert parse((b"{" + needs + body[1:]).replace(b",}", b"}")).transfer_field == field
 
 
 scraps = st.lists(

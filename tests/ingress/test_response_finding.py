@@ -47,8 +47,8 @@ async def serving(*engines):
         yield session, views
 
 
-def finder(session, *, seconds=5.0, api_key=None):
-    return ResponseFinder(session, timeout_seconds=seconds, api_key=api_key)
+def finder(session, *, seconds=5.0, api_key=None, keeps_keys=False):
+    return ResponseFinder(session, timeout_seconds=seconds, api_key=api_key, keeps_keys=keeps_keys)
 
 
 @pytest.mark.parametrize("response_id", ["resp_1", "odd/../id?x=1#y%2f"])
@@ -102,6 +102,15 @@ async def test_the_key_shown(own, headers, shown):
     async with serving(engine) as (session, views):
         await finder(session, api_key=own).find("a", views, headers)
     assert engine.keys == [shown]
+
+
+@pytest.mark.parametrize("own", [None, "own"])
+async def test_a_tenant_s_key_is_shown_to_no_engine(own):
+    engine = Engine()
+    async with serving(engine) as (session, views):
+        one = finder(session, api_key=own, keeps_keys=True)
+        await one.find("a", views, {"Authorization": "Bearer tenant"})
+    assert engine.keys == [own and "Bearer own"]
 
 
 async def test_made_up_ids_cannot_multiply_requests():

@@ -28,14 +28,14 @@ ENGINES = {
 class World:
     """One replica's retrying, with a clock that stands still."""
 
-    def __init__(self, *, retries=1, budget=1.0, failures=1):
+    def __init__(self, *, retries=1, budget=1.0, failures=1, pause_seconds=0.0):
         self.suspects = Suspects(BreakerRules(failures=failures))
         self.retrying = Retrying(
             suspects=self.suspects,
             budget=RetryBudget(BudgetRules(ratio=budget, floor_per_second=0.0)),
             metrics=IngressMetrics(CollectorRegistry()),
             retries=retries,
-            pause_seconds=0.0,
+            pause_seconds=pause_seconds,
             now=lambda: 0.0,
             draw=lambda: 0.5,
         )
@@ -139,3 +139,18 @@ def test_the_only_engine_is_asked_again_where_it_had_not_begun(kind, status, aga
     assert same_again() is again
     assert ("a" in job.tried) is not again
     assert same_again() is False, "once"
+
+
+async def test_a_client_that_leaves_in_the_pause_lets_the_engine_s_answer_go():
+    closed = []
+    world = World(pause_seconds=60.0)
+    job = world.job()
+    world.fail(job, "a", STATUS)
+    answer = SimpleNamespace(status=503, close=lambda: closed.append("a"))
+    failure = RetryableFailureError("x", STATUS, SimpleNamespace(response=answer))
+    pause = asyncio.create_task(world.retrying.same_again(job, "a", failure))
+    await asyncio.sleep(0)
+    pause.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pause
+    assert closed == ["a"]

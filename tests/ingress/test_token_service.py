@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import threading
 from pathlib import Path
 
 import msgspec
@@ -319,6 +320,33 @@ async def test_where_only_render_is_offered_long_texts_use_it():
     found = await asking.text(DOCUMENT)
     assert found.source == "render"
     assert list(found.keys) == expected_keys(DOCUMENT)
+
+
+class Patient:
+    """A tokenizer that takes until others had their turn."""
+
+    def __init__(self):
+        self.others_had_their_turn = threading.Event()
+
+    def tokenize_text(self, text):
+        assert self.others_had_their_turn.wait(10)
+        return TOKENIZER.tokenize_text(text)
+
+
+async def test_a_local_tokenizer_holds_up_nobody():
+    patient = Patient()
+    service = TokenService(FakeEngine(), {"tiny": patient}, order=("local",), memo_bytes=1 << 24)
+    body = json.dumps({"model": "tiny", "prompt": DOCUMENT * 8}).encode()
+    request = parse_completion(body)
+    asked = service.keys_of(request, body, COMPLETIONS, scope=SCOPE, engine=ENGINE)
+    asyncio.get_running_loop().call_soon(patient.others_had_their_turn.set)
+    assert (await asked).source == "local"
+
+
+async def test_a_local_tokenizer_takes_no_more_than_some_megabytes():
+    asking = Asking(order=("local",), local=["tiny"])
+    with pytest.raises(TokenizationError, match="too many"):
+        await asking.text("word " * 500_000)
 
 
 async def test_a_local_tokenizer_does_for_long_texts():

@@ -96,7 +96,7 @@ async def test_models_do_not_wait_for_each_other(engines):
 async def test_room_that_nobody_announces_is_found_all_the_same(engines):
     (task,) = await queue(room(), engines, "a")
     engines.places = 1  # a reading of an agent, not the end of a request
-    assert await asyncio.wait_for(task, 10) == "a"
+    assert await asyncio.wait_for(task, 30) == "a"
 
 
 async def test_when_the_time_is_up_the_engines_word_stands(engines):
@@ -122,7 +122,7 @@ async def test_those_who_leave_make_way(engines):
     first, second = await queue(place, engines, "a", "b")
     first.cancel()
     engines.places = 1
-    assert await asyncio.wait_for(second, 10) == "b"
+    assert await asyncio.wait_for(second, 30) == "b"
     assert place.count == 0
 
 

@@ -15,7 +15,7 @@ from nearkv.ingress.knowledge import Knowledge
 from nearkv.ingress.settings import IngressSettings
 from nearkv.serving import running
 from tests.integration.envoy_site import Config, RunningEnvoy, example, running_envoy
-from tests.integration.stack import ANY_PORT, RunningAgent, eventually
+from tests.integration.stack import ANY_PORT, LASTING, PATIENT, RunningAgent, eventually
 
 
 @dataclass(slots=True)
@@ -65,7 +65,14 @@ class RunningPicker:
 async def running_picker(*agents: str, **settings: Any) -> AsyncIterator[RunningPicker]:
     """Run an ingress as endpoint picker over these agents' URLs."""
     ext_proc = {"listen": "127.0.0.1:0", **settings.pop("ext_proc", {})}
-    given = {"mode": "ext-proc", "listen": "127.0.0.1:0", "agents": agents, **settings}
+    given = {
+        "mode": "ext-proc",
+        "listen": "127.0.0.1:0",
+        "agents": agents,
+        "freshness": LASTING,
+        **settings,
+    }
+    given["deadlines"] = PATIENT | given.get("deadlines", {})
     app = await build_ingress(IngressSettings.model_validate({**given, "ext_proc": ext_proc}))
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(running(app, ANY_PORT))

@@ -4,13 +4,14 @@ import asyncio
 import io
 import json
 import random
+from collections import Counter
 
 import pytest
 
 from tests.doubles.engine import EngineDouble, EngineDoubleConfig, Faults
 from tests.integration.envoy_site import endpoint, example, ext_proc_of
 from tests.integration.picker_site import gateway, running_picker
-from tests.integration.stack import eventually, running_agent
+from tests.integration.stack import eventually, running_agent, running_ingress
 
 DOCUMENT = "The ferry to the outer islands leaves when the tide allows. " * 12
 
@@ -198,6 +199,34 @@ async def test_a_prompt_of_8_mb_arrives_byte_for_byte(tmp_path):
         await picker.is_idle()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_an_8_mb_prompt_is_found_again_by_its_tokens(tmp_path):
+    words = random.Random(7).choices(["winter", "pass", "village", "bridge", "lamp"], k=1_400_000)
+    prompt = " ".join(words)[:8_000_000]
+    sent = json.dumps({"model": "tiny", "prompt": prompt, "max_tokens": 1}).encode()
+    headers = {"Content-Type": "application/json"}
+    room = {"num_blocks": 130_000, "max_model_len": 4_000_000, "requests_kept": 2}
+    async with (
+        EngineDouble(EngineDoubleConfig(**room)) as a,
+        EngineDouble(EngineDoubleConfig(**room)) as b,
+        running_agent(a, b) as agent,
+        running_picker(agent.url, deadlines={"tokenize_seconds": 100.0}) as picker,
+        gateway(picker, tmp_path) as entry,
+    ):
+        homes = set()
+        for reason in ("prefix_miss", "prefix_hit"):
+            response, body = await entry.post(
+                "/v1/completions", data=io.BytesIO(sent), headers=headers
+            )
+            assert (response.status, response.headers["x-nearkv-reason"]) == (200, reason)
+            homes.add(response.headers["x-nearkv-engine"])
+            await picker.synced(agent)
+        cached = json.loads(body)["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert int(response.headers["x-nearkv-predicted-cached-tokens"]) == cached > 1_000_000
+        assert len(homes) == 1
+
+
 async def test_a_thousand_requests_at_once_spread_and_are_all_answered(tmp_path):
     async with (
         small_double(requests_kept=10) as a,
@@ -216,31 +245,52 @@ async def test_a_thousand_requests_at_once_spread_and_are_all_answered(tmp_path)
         assert (await picker.counts("ext_proc_streams")) == {("complete",): 1000}
 
 
-async def test_the_pick_is_that_of_the_own_proxy_for_a_thousand_requests(tmp_path):
+STILL = {"freshness": {"fresh_seconds": 3600.0, "aged_seconds": 7200.0}}
+"""For replicas of an agent that reads its engines once: what differs is how requests come."""
+
+
+async def ask_engine(picker, engine, prompt):
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
+    async with picker.session.post(engine.url + "/v1/completions", json=body) as response:
+        assert response.status == 200
+
+
+def mixed_requests(draw, prompts, count):
+    """Yield prompts that are held by one or more, held but for their end, and held by nobody."""
+    for number in range(count):
+        kind = draw.choice(["held", "held", "longer", "new"])
+        prompt = f"New {number}." if kind == "new" else draw.choice(prompts)
+        yield f"r{number}", prompt + (f" And {number}?" if kind == "longer" else "")
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
+async def test_the_pick_is_that_of_an_own_proxy_for_every_request(tmp_path, count):
+    """Envoy's picker, and an ingress of its own; requests with one id come to both."""
     async with (
         small_double() as a,
         small_double() as b,
         small_double() as c,
-        running_agent(a, b, c) as agent,
-        running_picker(agent.url) as picker,
+        running_agent(a, b, c, scrape={"interval_seconds": 3600.0}) as agent,
+        running_picker(agent.url, **STILL) as picker,
+        running_ingress(agent.url, **STILL) as proxy,
         gateway(picker, tmp_path) as entry,
     ):
-        prompts = [f"Question {number}: {DOCUMENT}" for number in range(25)]
-        for prompt in prompts:
-            await entry.complete(prompt)
+        prompts = [f"Question {number}: {DOCUMENT}" for number in range(24)]
+        for number, prompt in enumerate(prompts):
+            for engine in ((a, b), (c,), (a, b, c))[number % 3]:
+                await ask_engine(picker, engine, prompt)
         await picker.synced(agent)
-        body = {"model": "tiny", "max_tokens": 1, "temperature": 0}
-        draw = random.Random(1)
-        for _ in range(1000):
-            prompt = draw.choice(prompts)
-            by_envoy, _ = await entry.complete(prompt, max_tokens=1)
-            async with picker.session.post(
-                picker.url + "/v1/completions", json=body | {"prompt": prompt}
-            ) as by_proxy:
-                await by_proxy.read()
+        await proxy.synced(agent)
+        seen = Counter()
+        for request_id, prompt in mixed_requests(random.Random(1), prompts, count):
+            given = {"max_tokens": 1, "headers": {"X-Request-Id": request_id}}
+            by_envoy, _ = await entry.complete(prompt, **given)
+            by_proxy, _ = await proxy.complete(prompt, **given)
             for name in ("engine", "reason", "predicted-cached-tokens"):
                 header = f"x-nearkv-{name}"
-                assert by_envoy.headers[header] == by_proxy.headers[header]
+                assert by_envoy.headers[header] == by_proxy.headers[header], (request_id, prompt)
+            seen[by_envoy.headers["x-nearkv-engine"], by_envoy.headers["x-nearkv-reason"]] += 1
+        assert len(seen) == 6, "hits and misses on each engine"
 
 
 async def test_an_engine_that_fails_is_left_alone_for_a_while(tmp_path):

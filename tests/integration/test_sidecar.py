@@ -20,6 +20,7 @@ CHAT = {
     "messages": [{"role": "user", "content": DOCUMENT}],
     "max_completion_tokens": 4,
 }
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 ENDPOINTS = pytest.mark.parametrize(
     ("path", "body"),
     [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)],
@@ -45,7 +46,7 @@ async def test_the_prefiller_named_prefills_and_the_engine_beside_answers(path, 
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     sent = body | (usage if stream else {})
     async with pd_double() as p, pd_double() as d, pair(p, d) as sidecar:
-        headers = named(p) | {"X-Request-Id": "one-id"}
+        headers = named(p) | {"X-Request-Id": "one-id", "traceparent": TRACEPARENT}
         response, answer = await sidecar.post(path, sent, headers=headers)
         assert (response.status, response.headers["x-nearkv-prefill"]) == (200, "ok")
         (prefill,), (decode,) = legs(p), legs(d)
@@ -58,6 +59,7 @@ async def test_the_prefiller_named_prefills_and_the_engine_beside_answers(path, 
         assert params.items() >= LEASE_KEYS.items()
         for leg in (prefill, decode):
             assert leg["headers"]["x-request-id"] == "one-id"
+            assert leg["headers"]["traceparent"] == TRACEPARENT
             assert "x-prefiller-host-port" not in leg["headers"]
         assert b'"cached_tokens":0' not in answer
         assert answer.rstrip().endswith(b"data: [DONE]") is stream

@@ -5,6 +5,7 @@ to them as to us, readings as often as they take them, and what they count thems
 """
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -21,9 +22,7 @@ from nearkv.state.model import Frame
 @dataclass(slots=True)
 class _Sent:
     engine: str
-    tokens: int
     new_tokens: int
-    blocks: int
     computing: bool = True
 
 
@@ -33,7 +32,6 @@ class Load:
 
     requests: int = 0
     prefill_tokens: int = 0
-    blocks: int = 0
 
 
 @dataclass(slots=True)
@@ -69,13 +67,11 @@ class PeerRouter:
     def route(self, number: int, arrival: Arrival) -> Route | None:
         """Choose for a request, and count it as sent."""
         engine, cached = self.choose(arrival)
-        blocks = -(-arrival.prompt_tokens // self.block_tokens)
         new_tokens = max(0, arrival.prompt_tokens - cached)
-        self._sent[number] = _Sent(engine, arrival.prompt_tokens, new_tokens, blocks)
+        self._sent[number] = _Sent(engine, new_tokens)
         load = self.loads[engine]
         load.requests += 1
         load.prefill_tokens += new_tokens
-        load.blocks += blocks
         return Route(engine)
 
     def prefilled(self, number: int) -> None:
@@ -91,7 +87,6 @@ class PeerRouter:
         self._computed(sent)
         load = self.loads[sent.engine]
         load.requests -= 1
-        load.blocks -= sent.blocks
 
     def _computed(self, sent: _Sent) -> None:
         if sent.computing:
@@ -249,11 +244,17 @@ class BlockCostRouter(_IndexedRouter):
     """A cost in blocks, as Dynamo describes it: prefill blocks still to compute, and blocks in use.
 
     ``scale * prefill + decode``, where prefill is what is being computed there and what this
-    request would add, and decode the blocks of all requests there with this one. Both are
-    counted by the router itself; the lowest cost wins.
+    request would add, and decode the blocks of all requests there with this one; those that
+    requests have in common are counted once. Both are counted by the router itself; the lowest
+    cost wins.
     """
 
     prefill_scale = 1.0
+
+    def __init__(self, clock: Clock, engines: Sequence[SimulatedEngine], seed: int) -> None:
+        super().__init__(clock, engines, seed)
+        self.held: dict[str, Counter[int]] = {name: Counter() for name in self.names}
+        self._of: dict[int, tuple[str, Sequence[int]]] = {}
 
     def choose(self, arrival: Arrival) -> tuple[str, int]:
         """Return the engine with the lowest cost."""
@@ -264,10 +265,31 @@ class BlockCostRouter(_IndexedRouter):
             load = self.loads[name]
             new_tokens = max(0, arrival.prompt_tokens - depths.get(name, 0) * size)
             prefill = (load.prefill_tokens + new_tokens) / size
-            costs[name] = self.prefill_scale * prefill + load.blocks + len(arrival.keys)
+            held = self.held[name]
+            more = sum(1 for key in arrival.keys if key not in held)
+            # The end of each prompt is a block that it has for itself.
+            costs[name] = self.prefill_scale * prefill + len(held) + load.requests + more
         best = min(costs.values())
         name = self.any_of([n for n in self.names if costs[n] == best])
         return name, depths.get(name, 0) * size
+
+    def route(self, number: int, arrival: Arrival) -> Route | None:
+        """Choose for a request, and count its blocks as held there."""
+        route = super().route(number, arrival)
+        if route is not None:
+            self._of[number] = route.engine, arrival.keys
+            self.held[route.engine].update(arrival.keys)
+        return route
+
+    def ended(self, number: int, cached_tokens: int) -> None:
+        """Note the end of an answer, and that its blocks are held no more."""
+        super().ended(number, cached_tokens)
+        engine, keys = self._of.pop(number)
+        held = self.held[engine]
+        for key in keys:
+            held[key] -= 1
+            if not held[key]:
+                del held[key]
 
 
 class PrefillBlockCostRouter(BlockCostRouter):

@@ -125,17 +125,23 @@ class Clients:
             self.verdicts.add("hung", f"{replica.name}, engine {given.engine or 'unknown'}")
             return True
         except (aiohttp.ClientError, OSError) as error:
-            if not self._is_hurt(given.engine, began_at):
+            if not self._is_hurt(replica, given.engine, began_at):
                 self.verdicts.add("unexplained", f"{replica.name} {given.engine}: {error!r}")
             if not given.status:
                 self.verdicts.counts["replica_lost"] += 1
                 return False
         self.verdicts.seconds.append(time.monotonic() - began_at)
-        self._judge(question, given, streams=streams, began_at=began_at)
+        self._judge(question, given, replica, streams=streams, began_at=began_at)
         return True
 
     def _judge(
-        self, question: Question, given: "_Given", *, streams: bool, began_at: float
+        self,
+        question: Question,
+        given: "_Given",
+        replica: Part,
+        *,
+        streams: bool,
+        began_at: float,
     ) -> None:
         told = given.body.decode(errors="replace")
         if given.status != 200:
@@ -148,12 +154,12 @@ class Clients:
             self.verdicts.add("wrong", f"{given.engine}: {text!r} for {question.answer!r}")
         else:
             self.verdicts.add("broken")
-            if not self._is_hurt(given.engine, began_at):
+            if not self._is_hurt(replica, given.engine, began_at):
                 self.verdicts.add("unexplained", f"stream of {given.engine} broke: {told[-300:]}")
 
-    def _is_hurt(self, engine: str, began_at: float) -> bool:
-        """Tell whether a trouble of an engine or any replica explains what happened since."""
-        parts = [*self._replicas, *([self._engines[engine]] if engine in self._engines else [])]
+    def _is_hurt(self, replica: Part, engine: str, began_at: float) -> bool:
+        """Tell whether a trouble of the replica asked, or of the engine, explains what happened."""
+        parts = [replica, *([self._engines[engine]] if engine in self._engines else [])]
         return any(part.hurt_at >= began_at - _HURT_SECONDS for part in parts)
 
 

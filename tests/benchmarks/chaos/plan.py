@@ -22,7 +22,7 @@ class Harm(StrEnum):
 class Victim:
     """A part that may be hurt.
 
-    Those that are not ``mortal`` are never killed, so that their memory can be followed.
+    Those that are not ``mortal`` are not killed, so that their memory can be followed.
     """
 
     name: str

@@ -2,16 +2,23 @@
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.benchmarks.chaos.clients import Clients, Verdicts, prepare_questions
-from tests.benchmarks.chaos.plan import Plan
+from tests.benchmarks.chaos.plan import Harm, Plan, Victim
 from tests.benchmarks.chaos.site import Site, running_site
 from tests.benchmarks.reporting import percentile
 
 _CLIENTS = 8
 _CALM_SECONDS = 4.0
 _SAMPLE_SECONDS = 1.0
+_FINALE_RATIO = 0.1
+"""So much longer it goes on once memory was followed: those spared until then are killed, too."""
+
+Harms = Counter[tuple[str, Harm]]
 
 
 async def chaos(folder: Path, *, seconds: float, seed: int) -> tuple[dict[str, float], list[str]]:
@@ -22,8 +29,13 @@ async def chaos(folder: Path, *, seconds: float, seed: int) -> tuple[dict[str, f
         asking = asyncio.create_task(clients.run(_CLIENTS))
         memory = Memory(site)
         watching = asyncio.create_task(memory.watch())
+        began_at = time.monotonic()
         try:
-            harms = await _torment(site, seconds, seed)
+            harms = await _torment(site, site.victims, seconds, seed)
+            watching.cancel()
+            everybody = [replace(victim, mortal=True) for victim in site.victims]
+            harms += await _torment(site, everybody, seconds * _FINALE_RATIO, seed + 1)
+            tormented_seconds = time.monotonic() - began_at
             before = clients.verdicts.counts.copy()
             await asyncio.sleep(_CALM_SECONDS)
             calm = clients.verdicts.counts - before
@@ -33,17 +45,19 @@ async def chaos(folder: Path, *, seconds: float, seed: int) -> tuple[dict[str, f
         await asking
         left = await site.settle()
     figures = _figures(clients.verdicts, harms)
+    figures["harms_spared"] = len(Harm) * len(site.victims) - len(harms)
+    figures["seconds"] = tormented_seconds
     figures["in_flight_left"] = left
     figures["memory_growth_ratio"] = memory.growth_ratio
     figures["right_when_calm_ratio"] = calm["right"] / max(1, calm.total())
     return figures, clients.verdicts.details
 
 
-async def _torment(site: Site, seconds: float, seed: int) -> dict[str, int]:
-    """Hurt parts for a while; all are well at the end. Returns how often each harm was done."""
-    plan = Plan(site.victims, seed)
+async def _torment(site: Site, victims: Sequence[Victim], seconds: float, seed: int) -> Harms:
+    """Hurt parts for a while; all are well at the end. Returns how often what was done to whom."""
+    plan = Plan(victims, seed)
     under_way: dict[str, asyncio.Task[None]] = {}
-    done: dict[str, int] = {}
+    done = Harms()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for name in [name for name, task in under_way.items() if task.done()]:
@@ -52,7 +66,7 @@ async def _torment(site: Site, seconds: float, seed: int) -> dict[str, int]:
         if trouble is None:
             await asyncio.sleep(0.1)
             continue
-        done[trouble.harm] = done.get(trouble.harm, 0) + 1
+        done[trouble.victim, trouble.harm] += 1
         part = site.parts[trouble.victim]
         under_way[part.name] = asyncio.create_task(part.suffer(trouble))
         await asyncio.sleep(trouble.pause_seconds)
@@ -80,8 +94,9 @@ class Memory:
         return max(max(s[len(s) // 3 :]) / s[len(s) // 3] for s in self._samples.values())
 
 
-def _figures(verdicts: Verdicts, harms: dict[str, int]) -> dict[str, float]:
+def _figures(verdicts: Verdicts, harms: Harms) -> dict[str, float]:
     counts = verdicts.counts
+    by_harm = {h: sum(n for (_, harm), n in harms.items() if harm is h) for h in Harm}
     errors = sum(n for kind, n in counts.items() if kind.startswith("status_5"))
     others = sum(n for kind, n in counts.items() if kind.startswith("status_")) - errors
     return {
@@ -95,5 +110,5 @@ def _figures(verdicts: Verdicts, harms: dict[str, int]) -> dict[str, float]:
         "replicas_lost": counts["replica_lost"],
         "p50_seconds": percentile(verdicts.seconds, 0.5),
         "p99_seconds": percentile(verdicts.seconds, 0.99),
-        **{f"{harm}s": n for harm, n in sorted(harms.items())},
+        **{f"{harm}s": n for harm, n in sorted(by_harm.items())},
     }

@@ -50,7 +50,10 @@ class Site:
 
     @property
     def victims(self) -> list[Victim]:
-        """Who may be hurt: everybody, but one agent and one replica are never killed."""
+        """Who may be hurt: everybody, but one agent and one replica are not killed.
+
+        Their memory is followed; once that is over, they are as mortal as the others.
+        """
         engines = [Victim(name, is_engine=True) for name in self.engines]
         agents = [Victim(part.name, mortal=i > 0) for i, part in enumerate(self.agents)]
         replicas = [Victim(part.name, mortal=i > 0) for i, part in enumerate(self.replicas)]

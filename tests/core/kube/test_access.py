@@ -292,7 +292,7 @@ async def test_an_exec_plugin_that_fails_is_noticed(api, plugin, tmp_path):
 
 async def test_an_exec_plugin_that_hangs_keeps_nobody_waiting_for_ever(plugin, tmp_path):
     (tmp_path / "hang").touch()
-    limits = AccessLimits(credential_seconds=0.5)
+    limits = AccessLimits(credential_seconds=3.0)
     async with opened(plugin, limits) as access:
         assert await trouble_of(access) is Trouble.CREDENTIALS
         assert await trouble_of(access) is Trouble.CREDENTIALS

@@ -9,7 +9,7 @@ from nearkv.kube.patching import Patcher, PatchLimits
 from tests.doubles.api_server import ApiServerDouble, Faults, node_object, worker_status_object
 
 QUICK = PatchLimits(
-    deadline_seconds=5, attempt_seconds=0.5, first_pause_seconds=0.01, longest_pause_seconds=0.02
+    deadline_seconds=20, attempt_seconds=1.0, first_pause_seconds=0.01, longest_pause_seconds=0.02
 )
 STATUS_PATH = "/apis/nearkv.io/v1alpha1/namespaces/default/workerstatuses/w/status"
 

@@ -144,7 +144,7 @@ async def test_what_the_owner_raises_ends_the_watch(api):
         followed.watch._on_change = refuse
         api.put(node_object("new"))
         with pytest.raises(LookupError):
-            await asyncio.wait_for(followed.task, 10)
+            await asyncio.wait_for(followed.task, 30)
 
 
 async def test_objects_that_do_not_decode_are_left_out_and_counted(api):
@@ -196,7 +196,7 @@ async def test_a_watch_that_is_begun_anew_after_a_defect_lists_again():
         limits = RestartLimits(first_pause_seconds=0.0)
         job = Job("nodes", watch.run)
         async with supervised([job], readiness, check="working", limits=limits):
-            await asyncio.wait_for(watch.wait_until_synced(), 5)
+            await asyncio.wait_for(watch.wait_until_synced(), 30)
             await api.wait_for_watches()
             api.put(node_object("new"))
             await eventually(lambda: ["new"] in seen, what="it is listed")

@@ -112,6 +112,21 @@ def test_block_costs_weigh_computing_against_what_is_held(name, chosen):
     router, feed = peer(name, engines_of(2))
     held = arrival(0.0, 1)
     router.hear(feed.blocks("e0", held.keys, ()))
-    busy = router.loads["e0"]
-    busy.blocks = 40
+    router.held["e0"].update(range(40))
     assert router.route(1, held).engine == chosen
+
+
+def test_block_costs_count_what_requests_have_in_common_once():
+    router, _ = peer("dynamo-style", engines_of(2))
+    shared, other = arrival(0.0, 1, blocks=30), arrival(0.0, 2, blocks=20)
+    router.held["e0"].update(shared.keys)
+    router.held["e1"].update(other.keys)
+    assert router.choose(shared)[0] == "e0", "30 blocks there, not 60; on e1 it would be 50"
+    for number in (1, 2):
+        assert router.route(number, shared).engine == "e0"
+        router.first_token(number)
+    assert len(router.held["e0"]) == 30
+    for number in (1, 2):
+        router.ended(number, 0)
+    assert set(router.held["e0"]) == set(shared.keys)
+    assert router.loads["e0"].requests == 0

@@ -8,7 +8,7 @@ import pytest
 
 from nearkv.ingress.recording.outbox import Outbox
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 30.0
 
 
 def until(condition):
