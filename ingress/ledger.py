@@ -11,14 +11,18 @@ import msgspec
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """What is in flight at one engine."""
+    """What is in flight at one engine; ``tokens`` are those that it makes room for."""
 
     requests: int = 0
     tokens: int = 0
 
 
 class LedgerEntry(msgspec.Struct, frozen=True):
-    """One dispatched request."""
+    """One dispatched request, and the tokens whose KV is new to the engine.
+
+    What it has cached takes no more room than before, and requests share it: counted whole, ten
+    conversations with one system prompt look like ten times their memory.
+    """
 
     engine: str
     incarnation: str
@@ -29,7 +33,7 @@ _NOTHING = EngineLoad()
 
 
 class Ledger:
-    """Counts requests and prompt tokens in flight by engine and incarnation."""
+    """Counts requests and their new tokens in flight by engine and incarnation."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[str, str], EngineLoad] = {}

@@ -35,8 +35,9 @@ class Leg(msgspec.Struct, frozen=True):
 def begin_leg(
     knowledge: Knowledge, decided: Decided, view: EngineView, *, tokens: int, now: float
 ) -> Leg:
-    """Count a request before it is sent, so that the next one sees it."""
+    """Count a request of ``tokens`` before it is sent, so that the next one sees it."""
     info = view.info
-    entry = knowledge.ledger.open(info.id, info.incarnation, tokens)
+    new_tokens = max(0, tokens - decided.predicted)
+    entry = knowledge.ledger.open(info.id, info.incarnation, new_tokens)
     is_trial = knowledge.suspects.begin(info.id, info.incarnation, now)
     return Leg(decided.plan, view, decided.predicted, entry, is_trial, knowledge)

@@ -123,7 +123,7 @@ class TwoLegs:
         tokens = job.prompt.token_count if job.prompt is not None else 0
         info = split.target.info
         with self._know.staged.counting(info.id, info.incarnation, tokens):
-            params = await self._prefill(job, split, tokens)
+            params = await self._prefill(job, split)
             if params is None:
                 return LegsOpened(await self._open(job, split.target, job.body), has_kv=False)
             try:
@@ -143,12 +143,12 @@ class TwoLegs:
 
     # -- P -----------------------------------------------------------------------------
 
-    async def _prefill(self, job: Job, split: Split, tokens: int) -> msgspec.Raw | None:
+    async def _prefill(self, job: Job, split: Split) -> msgspec.Raw | None:
         info = split.source.info
         started_at = time.perf_counter()
-        entry = self._know.ledger.open(info.id, info.incarnation, tokens)
-        is_trial = self._know.suspects.begin(info.id, info.incarnation, self._now())
         missing = split.source_missing_tokens
+        entry = self._know.ledger.open(info.id, info.incarnation, missing)
+        is_trial = self._know.suspects.begin(info.id, info.incarnation, self._now())
         alone = not self._know.computing.requests_at(info.id, info.incarnation)
         self._know.placements.note(info.id, info.incarnation, missing)
         try:

@@ -75,13 +75,14 @@ class RoutedTicket:
         self._status = 0
         self._sent_at = books.clock()
         self._until_begun = ExitStack()
-        self._entry: LedgerEntry | None = self._open(chosen.view)
+        new_tokens = max(0, self._tokens - chosen.predicted)
+        self._entry: LedgerEntry | None = self._open(chosen.view, new_tokens)
         info = chosen.view.info
         self._is_trial = books.knowledge.suspects.begin(info.id, info.incarnation, books.now())
         self._count_beginnings(shows_answer=shows_answer)
 
-    def _open(self, view: EngineView) -> LedgerEntry:
-        return self._books.knowledge.ledger.open(view.info.id, view.info.incarnation, self._tokens)
+    def _open(self, view: EngineView, new_tokens: int) -> LedgerEntry:
+        return self._books.knowledge.ledger.open(view.info.id, view.info.incarnation, new_tokens)
 
     def _count_beginnings(self, *, shows_answer: bool) -> None:
         """Count what lasts until the answer begins: tokens to compute, KV to be moved.
@@ -92,8 +93,8 @@ class RoutedTicket:
         until = self._until_begun
         if plan.split is not None:
             source = plan.split.source
-            until.callback(know.ledger.close, self._open(source))
             missing = plan.split.source_missing_tokens
+            until.callback(know.ledger.close, self._open(source, missing))
             until.enter_context(
                 know.computing.counting(source.info.id, source.info.incarnation, missing)
             )
@@ -169,7 +170,7 @@ class RoutedTicket:
         know = self._books.knowledge
         know.suspects.failed(picked.id, picked.incarnation, self._books.now())
         know.ledger.close(self._entry)
-        self._entry = self._open(view)
+        self._entry = self._open(view, self._tokens)  # what it has cached nobody looked up
         self._view = view
         self._reason = "served_elsewhere"
         log.info(

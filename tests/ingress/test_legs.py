@@ -33,7 +33,7 @@ def knowledge():
 def test_it_is_in_the_ledger_until_it_is_closed():
     know = knowledge()
     leg = begin_leg(know, DECIDED, VIEW, tokens=100, now=0.0)
-    assert know.ledger.at("e", "i") == EngineLoad(1, 100)
+    assert know.ledger.at("e", "i") == EngineLoad(1, 95), "5 are there already"
     assert leg.reason == "why"
     leg.close()
     assert know.ledger.total_requests == 0

@@ -154,7 +154,8 @@ class NearkvRouter:
         know, info, plan = self._know, view.info, decided.plan
         tokens = 0 if job.prompt is None else job.prompt.token_count
         sent = _Sent(job, decided, view, self._clock.now(), ExitStack())
-        entry = know.ledger.open(info.id, info.incarnation, tokens)
+        new_tokens = max(0, tokens - decided.predicted)
+        entry = know.ledger.open(info.id, info.incarnation, new_tokens)
         sent.counted.callback(know.ledger.close, entry)
         if plan.split is not None:
             self._count_prefill(plan.split, sent, tokens)
@@ -169,7 +170,7 @@ class NearkvRouter:
         missing = split.source_missing_tokens
         staged = know.staged.counting(target.id, target.incarnation, tokens)
         sent.computing.enter_context(staged)
-        entry = know.ledger.open(source.id, source.incarnation, tokens)
+        entry = know.ledger.open(source.id, source.incarnation, missing)
         sent.prefill.callback(know.ledger.close, entry)
         sent.was_alone = not know.computing.requests_at(source.id, source.incarnation)
         know.placements.note(source.id, source.incarnation, missing)

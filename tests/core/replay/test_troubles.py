@@ -60,3 +60,13 @@ def test_a_few_giant_misses_do_not_hurt_everybody_s_tail():
 
     assert warm_p99_ms("cost") < 50  # one group's beginning computed once more, at the most
     assert warm_p99_ms("least-loaded") > 1000
+
+
+def test_requests_that_share_their_kv_do_not_fill_an_engine_on_paper():
+    """Counted whole, what is in flight here would be six times what the engine has."""
+    begun = [prompt(0.0, [*PREFIX, *own(0, 2)], output_tokens=400)]
+    burst = [prompt(3.0 + n * 0.001, [*PREFIX, *own(n + 1, 2)], 400) for n in range(10)]
+    fleet = fleet_of(1, prefill_tokens_per_second=10_000.0, blocks=180)
+    figures = measure(trace_of(*begun, *burst), fleet, variant("cost"), seed=1)
+    assert figures.refused == {}
+    assert figures.hit_ratio > 0.85
