@@ -15,7 +15,7 @@ import structlog
 from aiohttp import web
 
 from nearkv.extender.asking import ask_of
-from nearkv.extender.bodies import BodyLimits, read_body, send_json
+from nearkv.extender.bodies import BodyLimits, BodyRoom, HeldRoom, read_body, send_json
 from nearkv.extender.deciding import FilterDecision, PriorityDecision, Scorer
 from nearkv.extender.decisions import Decision, Decisions, Rejection
 from nearkv.extender.errors import BadRequestError
@@ -68,6 +68,7 @@ class SchedulerApi:
         self._now = now
         self._wall = wall
         self._wire = Wire()
+        self._room = BodyRoom(answering.limits.max_bodies_bytes)
 
     async def filter(self, request: web.Request) -> web.StreamResponse:
         """Answer which nodes can work at all."""
@@ -87,9 +88,19 @@ class SchedulerApi:
         verb: str,
         answer: Callable[[Buffer], tuple[Mode, int, Iterable[Buffer]]],
     ) -> web.StreamResponse:
+        with self._room.held() as held:
+            return await self._answer_within(request, verb, answer, held)
+
+    async def _answer_within(
+        self,
+        request: web.Request,
+        verb: str,
+        answer: Callable[[Buffer], tuple[Mode, int, Iterable[Buffer]]],
+        held: HeldRoom,
+    ) -> web.StreamResponse:
         limits = self._answering.limits
         try:
-            body = await read_body(request, limits)
+            body = await read_body(request, limits, held)
             began = self._now()
             mode, candidates, pieces = answer(body)
             whole = list(pieces)

@@ -1,12 +1,14 @@
 """Reading request bodies and sending answers that may be tens of megabytes.
 
 A NodeList of 5,000 nodes is 92 MB. aiohttp's own way to read a body holds it twice for a
-moment; here it is read into one buffer of the announced size, and answers are sent in pieces
-of that same buffer.
+moment; here it is read into one buffer that grows with it, and answers are sent in pieces of
+that same buffer. All bodies together have so much room: what counts is what has arrived, so
+that who announces much and sends little takes nothing from others.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -16,6 +18,7 @@ from nearkv.extender.errors import (
     BodyTooLargeError,
     BodyTooSlowError,
     EncodedBodyError,
+    NoRoomError,
 )
 from nearkv.extender.wire import Buffer
 from nearkv.serving import cut_connection
@@ -25,14 +28,55 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """The largest body, and how long it may take to arrive, or an answer to be taken."""
+    """The largest body, all bodies together, and how long they may take to arrive or be taken."""
 
     max_bytes: int
+    max_bodies_bytes: int
     arrive_seconds: float
     take_seconds: float
 
 
-async def read_body(request: web.Request, limits: BodyLimits) -> bytearray:
+class BodyRoom:
+    """The memory that bodies take, from their first bytes until they were answered."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self.taken_bytes = 0
+
+    @contextmanager
+    def held(self) -> Iterator["HeldRoom"]:
+        """Hold what one body takes for the length of the block; nothing at first."""
+        held = HeldRoom(self)
+        try:
+            yield held
+        finally:
+            self.taken_bytes -= held.taken_bytes
+
+    def take(self, size_bytes: int) -> None:
+        """Take more; raises :class:`NoRoomError` when it is not there."""
+        if self.taken_bytes + size_bytes > self._limit_bytes:
+            raise NoRoomError(
+                f"bodies take {self.taken_bytes} of {self._limit_bytes} bytes already "
+                "(limits.max_bodies_bytes)",
+                reason="no_room",
+            )
+        self.taken_bytes += size_bytes
+
+
+class HeldRoom:
+    """What one body takes of the room."""
+
+    def __init__(self, room: BodyRoom) -> None:
+        self._room = room
+        self.taken_bytes = 0
+
+    def take(self, size_bytes: int) -> None:
+        """Take more for this body; see :meth:`BodyRoom.take`."""
+        self._room.take(size_bytes)
+        self.taken_bytes += size_bytes
+
+
+async def read_body(request: web.Request, limits: BodyLimits, held: HeldRoom) -> bytearray:
     """Return a request's whole body; raises :class:`BadRequestError` where there is none."""
     encoding = request.headers.get("Content-Encoding", "identity").lower()
     if encoding != "identity":
@@ -45,7 +89,7 @@ async def read_body(request: web.Request, limits: BodyLimits) -> bytearray:
         raise _too_large(limits)
     try:
         async with asyncio.timeout(limits.arrive_seconds):
-            return await _collect(request, announced, limits)
+            return await _collect(request, announced, limits, held)
     except TimeoutError as error:
         raise BodyTooSlowError(
             f"the body did not arrive within {limits.arrive_seconds:g} s", reason="too_slow"
@@ -54,19 +98,20 @@ async def read_body(request: web.Request, limits: BodyLimits) -> bytearray:
         raise BadRequestError(f"the body broke off: {error}", reason="broken_off") from error
 
 
-async def _collect(request: web.Request, announced: int | None, limits: BodyLimits) -> bytearray:
-    # Zeroed pages are the kernel's until they are written, so announcing much takes nothing.
-    body, size = bytearray(announced or 0), 0
+async def _collect(
+    request: web.Request, announced: int | None, limits: BodyLimits, held: HeldRoom
+) -> bytearray:
+    # It grows with what arrives: a buffer of the announced size would be zeroed, and so take
+    # that much memory, before a single byte is here. Large ones grow without being copied.
+    body = bytearray()
     while chunk := await request.content.readany():
-        end = size + len(chunk)
-        if end > limits.max_bytes:
+        if len(body) + len(chunk) > limits.max_bytes:
             raise _too_large(limits)
-        # Beyond what was announced (chunked encoding announces nothing) the buffer grows.
-        body[size:end] = chunk
-        size = end
-    if announced is not None and size < announced:
+        held.take(len(chunk))
+        body += chunk
+    if announced is not None and len(body) < announced:
         raise BadRequestError(
-            f"the body broke off after {size} of {announced} bytes", reason="broken_off"
+            f"the body broke off after {len(body)} of {announced} bytes", reason="broken_off"
         )
     return body
 

@@ -146,6 +146,7 @@ def body_limits(settings: ExtenderSettings) -> BodyLimits:
     limits = settings.limits
     return BodyLimits(
         max_bytes=limits.max_body_bytes,
+        max_bodies_bytes=limits.max_bodies_bytes,
         arrive_seconds=limits.body_seconds,
         take_seconds=limits.answer_seconds,
     )

@@ -4,7 +4,8 @@ ExtenderError               500
 ├── BadRequestError         400  the request cannot be answered; ``reason`` says why, for counting
 │   ├── BodyTooLargeError   413
 │   ├── BodyTooSlowError    408
-│   └── EncodedBodyError    415
+│   ├── EncodedBodyError    415
+│   └── NoRoomError         503
 └── QueryError              400  a question of a person (``/v1/explain``) is not understood
     └── NotKnownError       404
 """
@@ -44,6 +45,12 @@ class EncodedBodyError(BadRequestError):
     """The body is compressed, which kube-scheduler never does."""
 
     status = 415
+
+
+class NoRoomError(BadRequestError):
+    """The bodies that are here already take all the room there is."""
+
+    status = 503
 
 
 class QueryError(ExtenderError):

@@ -1,9 +1,9 @@
 """Settings of the extender; see docs/configuration.md for the generated table."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from nearkv.extender.presets import Transform
 from nearkv.settings import (
@@ -31,6 +31,11 @@ class LimitSettings(SettingsGroup):
     max_body_bytes: int = Field(
         512 << 20, gt=0, description="Largest request body; 5,000 whole nodes are 92 MB."
     )
+    max_bodies_bytes: int = Field(
+        1 << 30,
+        gt=0,
+        description="All bodies that are being read or answered; 503 beyond.",
+    )
     body_seconds: float = Field(30.0, gt=0, description="Longest time for a body to arrive.")
     answer_seconds: float = Field(30.0, gt=0, description="Longest time for an answer to be taken.")
     keepalive_seconds: float = Field(
@@ -38,6 +43,12 @@ class LimitSettings(SettingsGroup):
         description="How long an idle connection is kept; above the 90 s of kube-scheduler's "
         "client, which would else send into a connection that is being closed.",
     )
+
+    @model_validator(mode="after")
+    def _has_room_for_one(self) -> Self:
+        if self.max_bodies_bytes < self.max_body_bytes:
+            raise ValueError("max_bodies_bytes: must be at least max_body_bytes")
+        return self
 
     @field_validator("keepalive_seconds")
     @classmethod

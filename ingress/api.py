@@ -52,7 +52,7 @@ class OwnApi:
         grow without bound. ``?limit=`` takes 1 to 1000.
         """
         text = request.query.get("limit", "100")
-        limit = int(text) if text.isdecimal() else 0
+        limit = int(text) if text.isdecimal() and len(text) <= len(str(_MOST_PREFIXES)) else 0
         if not 1 <= limit <= _MOST_PREFIXES:
             raise web.HTTPBadRequest(
                 text=f"limit: expected 1 to {_MOST_PREFIXES}, got {text[:20]!r}"
@@ -60,7 +60,7 @@ class OwnApi:
         fleet = self._know.fleet
         listed = [
             {
-                "id": prefix_id,
+                "id": _readable(prefix_id),
                 "blocks": len(hint.keys),
                 "last_engine": hint.engine,
                 "held_tokens": {
@@ -89,6 +89,11 @@ class OwnApi:
 
     def _list_models(self) -> list[dict[str, Any]]:
         return list_models(self._know.fleet.engines.values(), self._settings.models.aliases)
+
+
+def _readable(name: str) -> str:
+    """Return a name without what no JSON can hold; header values are any bytes."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _json(value: object) -> web.Response:

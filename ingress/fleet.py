@@ -15,8 +15,8 @@ from nearkv.block_keys import unpack_keys
 from nearkv.errors import NearkvError
 from nearkv.ingress.path_knowledge import AgentPaths, path_between
 from nearkv.ingress.prefix_index import PrefixIndex
+from nearkv.ingress.tiers import DEVICE, faster_depths, rank_of
 from nearkv.state.model import (
-    TIER_DEVICE,
     BlockChange,
     Blocks,
     Cursor,
@@ -33,7 +33,6 @@ from nearkv.state.model import (
 
 _ANY_MODEL = "*"
 _PATH_AGED_SECONDS = 900.0
-_DEVICE, _HOST, _DISK = range(3)
 
 
 class StreamProtocolError(NearkvError):
@@ -71,6 +70,8 @@ class AgentView:
     heard_at: float | None = None
     error: str | None = None
     staging: dict[str, EngineView] | None = None
+    refused: set[str] = field(default_factory=set)
+    """Engines that it speaks of and another agent speaks for."""
     paths: AgentPaths = field(default_factory=AgentPaths)
     staged_paths: AgentPaths = field(default_factory=AgentPaths)
 
@@ -123,6 +124,7 @@ class Fleet:
         agent = self.agents.pop(url, None)
         if agent is None:
             return
+        self._let_others_speak(url)
         self._drop_staging(agent)
         for engine in [e for e, view in self.engines.items() if view.agent == url]:
             self._drop_engine(engine)
@@ -201,7 +203,7 @@ class Fleet:
         owners = self._engine_of_slot
         depths = {owners[slot]: depth for slot, depth in found.items() if slot in owners}
         faster = {
-            engine: _faster_depths(self.engines[engine].ladder, found)
+            engine: faster_depths(self.engines[engine].ladder, found)
             for engine in self._laddered & depths.keys()
         }
         return depths, faster
@@ -229,6 +231,7 @@ class Fleet:
         agent.connected = False
         agent.error = error
         self._drop_staging(agent)
+        self._let_others_speak(url)
 
     def _begin_snapshot(self, agent: AgentView, frame: SnapshotBegin, now: float) -> None:
         self._drop_staging(agent)
@@ -263,13 +266,18 @@ class Fleet:
         agent.staging = None
         for engine in [e for e, view in self.engines.items() if view.agent == agent.url]:
             self._drop_engine(engine)
+        agent.error = None
+        agent.refused.clear()
         for view in staged.values():
-            self._install(view)
+            if self._is_spoken_for(view.info.id, agent):
+                for slot in view.slots.values():
+                    self.index.close_slot(slot)
+            else:
+                self._install(view)
         agent.paths, agent.staged_paths = agent.staged_paths, AgentPaths()
         agent.cursor = frame.cursor
         agent.synced = True
         agent.connected = True
-        agent.error = None
 
     def _apply_heartbeat(self, agent: AgentView, frame: Heartbeat, now: float) -> None:
         self._check_cursor(agent, frame.cursor, step=0)
@@ -310,7 +318,8 @@ class Fleet:
     def _upsert(self, agent: AgentView, info: EngineInfo) -> None:
         view = self.engines.get(info.id)
         if view is None or view.agent != agent.url:
-            self._install(EngineView(info, agent.url))
+            if not self._is_spoken_for(info.id, agent):
+                self._install(EngineView(info, agent.url))
             return
         if view.info.incarnation != info.incarnation:
             self._close_slots(view)
@@ -318,6 +327,23 @@ class Fleet:
             view.gauges_at = None
         view.info = info
         self._forget_models()
+
+    def _is_spoken_for(self, engine: str, agent: AgentView) -> bool:
+        """Tell, and note, whether another node's agent speaks for an engine; it goes on to."""
+        view = self.engines.get(engine)
+        owner = None if view is None else self.agents.get(view.agent)
+        if owner is None or owner is agent or not owner.connected or owner.node == agent.node:
+            agent.refused.discard(engine)
+            return False
+        agent.refused.add(engine)
+        agent.error = f"engine {engine} is spoken for by {owner.url}"
+        return True
+
+    def _let_others_speak(self, url: str) -> None:
+        """Have agents begin anew that were refused an engine of one that says no more."""
+        for other in self.agents.values():
+            if any((v := self.engines.get(e)) and v.agent == url for e in other.refused):
+                other.cursor = None
 
     def _install(self, view: EngineView) -> None:
         """Put a view in place of whatever held its id, or its URL without an agent."""
@@ -352,6 +378,8 @@ class Fleet:
     # -- Blocks ------------------------------------------------------------------------
 
     def _change_blocks(self, agent: AgentView, change: BlockChange) -> None:
+        if change.engine in agent.refused:
+            return
         view = self.engines.get(change.engine)
         if view is None or view.agent != agent.url:
             raise StreamProtocolError(f"blocks of unknown engine {change.engine!r}")
@@ -377,18 +405,18 @@ class Fleet:
         so that a match tells how much of a prefix is how near.
         """
         self._take_down(view)
-        ranks = sorted({_rank(tier) for tier in view.slots})
+        ranks = sorted({rank_of(tier) for tier in view.slots})
         if not ranks:
             return
         ladder = tuple((rank, self._slot_over(view, rank)) for rank in ranks)
         self._engine_of_slot[ladder[-1][1]] = view.info.id
-        if ranks != [_DEVICE]:
+        if ranks != [DEVICE]:
             self._laddered.add(view.info.id)
         view.ladder = ladder
 
     def _slot_over(self, view: EngineView, rank: int) -> int:
         """Return a slot that holds what all tiers up to a rank hold."""
-        slots = [slot for tier, slot in view.slots.items() if _rank(tier) <= rank]
+        slots = [slot for tier, slot in view.slots.items() if rank_of(tier) <= rank]
         if len(slots) == 1:
             return slots[0]
         over = self.index.open_slot()
@@ -411,25 +439,6 @@ class Fleet:
         for slot in view.slots.values():
             self.index.close_slot(slot)
         view.slots.clear()
-
-
-def _rank(tier: str) -> int:
-    """Return how near a tier is; engines name them differently (docs/engines.md)."""
-    if tier == TIER_DEVICE:
-        return _DEVICE
-    return _HOST if tier.startswith("CPU") else _DISK
-
-
-def _faster_depths(ladder: Iterable[tuple[int, int]], found: Mapping[int, int]) -> tuple[int, int]:
-    """Return the leading blocks on the device, and on device or host."""
-    on_device = on_host = 0
-    for rank, slot in ladder:
-        depth = found.get(slot, 0)
-        if rank == _DEVICE:
-            on_device = depth
-        if rank <= _HOST:
-            on_host = depth
-    return on_device, on_host
 
 
 def _keys(packed: bytes) -> tuple[int, ...]:

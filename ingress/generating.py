@@ -23,17 +23,15 @@ from nearkv.ingress.answers import (
     error_response,
 )
 from nearkv.ingress.assembling import Sending
+from nearkv.ingress.bodies import BodyRoom, HeldRoom
 from nearkv.ingress.deciding import Decided
 from nearkv.ingress.engine_failures import FailureKind
 from nearkv.ingress.errors import (
-    BodyTimeoutError,
-    BodyTooLargeError,
     EngineFailedError,
     EngineTimeoutError,
     IngressError,
     NoEngineError,
     NoRoomError,
-    RequestError,
 )
 from nearkv.ingress.fleet import EngineView
 from nearkv.ingress.forwarding import Forwarder, Opened, Outcome, RetryableFailureError
@@ -86,6 +84,7 @@ class GenerateHandler:
         self._retrying = sending.retrying
         self._learner = sending.learner
         self._request_ids = RequestIds()
+        self._bodies = BodyRoom(settings)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request; errors become OpenAI's envelope, with a reason header."""
@@ -93,6 +92,7 @@ class GenerateHandler:
         self._know.totals.requests += 1
         request_id = self._request_ids.of(request.headers.get("X-Request-Id", ""))
         self._in_flight.enter(request)
+        held = self._bodies.hold()
         watch = self._recorder.begin(
             request_id,
             request.path,
@@ -100,10 +100,10 @@ class GenerateHandler:
             traceparent=request.headers.get(TRACEPARENT_HEADER, ""),
         )
         try:
-            job = await self._accept(request, request_id, arrived_at, watch)
+            job = await self._accept(request, request_id, arrived_at, watch, held)
             await self._keys.find(job)
-            if job.tenant is not None and job.prompt is not None:
-                self._admission.charge(job.tenant, job.prompt.token_count)
+            if job.tenant is not None:
+                self._admission.charge(job.tenant, job.charged_tokens)
             return await self._serve(job)
         except IngressError as error:
             log.info(
@@ -120,6 +120,7 @@ class GenerateHandler:
             defect = IngressError("an error inside the ingress")
             return self._refuse(defect, request, request_id, watch)
         finally:
+            held.release()
             self._in_flight.leave(request)
             watch.close()
 
@@ -133,12 +134,17 @@ class GenerateHandler:
     # -- Accepting ---------------------------------------------------------------------
 
     async def _accept(
-        self, request: web.Request, request_id: str, arrived_at: float, watch: RequestWatch
+        self,
+        request: web.Request,
+        request_id: str,
+        arrived_at: float,
+        watch: RequestWatch,
+        held: HeldRoom,
     ) -> Job:
         check_room(self._in_flight.count, self._settings)
         check_path(request.path)
         tenant, priority = self._admission.admit(request.headers)
-        body = await self._read_body(request)
+        body = await self._bodies.read(request, held)
         parsed, body = self._selector.names.apply(
             parse_request(request.method, request.path, body, lambda: request.content_type), body
         )
@@ -167,29 +173,6 @@ class GenerateHandler:
             adapter=adapter,
             watch=watch,
         )
-
-    async def _read_body(self, request: web.Request) -> bytes:
-        limit = self._settings.limits.max_body_bytes
-        declared = request.content_length
-        if declared is not None and declared > limit:
-            raise BodyTooLargeError(f"the body has {declared} bytes, the limit is {limit}")
-        if request.content.is_eof():  # all of it is here, as nearly always
-            return await self._read_whole(request)
-        seconds = self._settings.deadlines.first_byte_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._read_whole(request)
-        except TimeoutError as error:
-            raise BodyTimeoutError(f"the body did not arrive within {seconds:g} s") from error
-
-    async def _read_whole(self, request: web.Request) -> bytes:
-        try:
-            return await request.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            limit = self._settings.limits.max_body_bytes
-            raise BodyTooLargeError(f"the body is over the limit of {limit} bytes") from error
-        except (web.RequestPayloadError, ConnectionError) as error:
-            raise RequestError(f"the body did not arrive whole: {error}") from error
 
     # -- Deciding and forwarding -------------------------------------------------------
 
@@ -253,10 +236,20 @@ class GenerateHandler:
         def decide() -> Decided:
             return self._decider.decide(job, attempt)
 
-        if failure is not None:
+        def decide_again() -> Decided:
+            parsed, serving = job.parsed, self._selector.serving(job.parsed.model)
+            headers = job.web_request.headers
+            job.views = self._selector.present(job.views, serving, parsed, headers)
             return decide()
+
+        if failure is not None:
+            return decide_again()
         return await self._admission.in_turn(
-            job.parsed.model or "", job.priority, decide, queued=job.watch.queued
+            job.parsed.model or "",
+            job.priority,
+            decide,
+            again=decide_again,
+            queued=job.watch.queued,
         )
 
     async def _dispatch(self, job: Job, decided: Decided, view: EngineView) -> web.StreamResponse:

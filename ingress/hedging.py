@@ -64,20 +64,20 @@ class Hedger:
         """
         first = asyncio.create_task(ask(leg))
         legs = {first: leg}
-        kept = first
+        given: asyncio.Task[Opened] | None = None
         try:
             done, _ = await asyncio.wait(legs, timeout=after_seconds)
             other = None if done else self._begin(job, spare)
+            kept = first
             if other is not None:
                 legs[asyncio.create_task(ask(other))] = other
                 kept = await _first_to_answer(legs) or first
                 self._metrics.hedges.add("lost" if kept is first else "won")
-            return legs[kept], await kept
-        except BaseException:
-            kept = first
-            raise
+            await asyncio.wait((kept,))
+            given = kept
+            return legs[kept], kept.result()
         finally:
-            await _let_go(legs, kept, spare)
+            _let_go(legs, given, spare, left_open=first if given is None else given)
 
     def _begin(self, job: Job, spare: Spare) -> Leg | None:
         if not self._budget.take(job.parsed.model or "", self._now()):
@@ -100,20 +100,32 @@ async def _first_to_answer(legs: Mapping[asyncio.Task[Opened], Leg]) -> asyncio.
     return None
 
 
-async def _let_go(
-    legs: Mapping[asyncio.Task[Opened], Leg], kept: asyncio.Task[Opened], spare: Spare
+def _let_go(
+    legs: Mapping[asyncio.Task[Opened], Leg],
+    given: asyncio.Task[Opened] | None,
+    spare: Spare,
+    *,
+    left_open: asyncio.Task[Opened],
 ) -> None:
-    """End all legs but one: cancel what goes on, close what came, note what failed."""
-    for task in legs:
-        if not task.done():
+    """End all legs but one: cancel what goes on, close what came, note what failed.
+
+    ``given`` is the task whose answer or failure the caller gets, ``left_open`` that of the leg
+    which is the caller's to close. Nothing is waited for: the caller may be cancelled any moment.
+    """
+
+    def settle(task: asyncio.Task[Opened]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            task.result().response.close()
+        elif isinstance(error, RetryableFailureError):
+            error.discard()
+            spare.failed(legs[task], error)
+
+    for task, leg in legs.items():
+        if task is not given:
             task.cancel()
-    ends = await asyncio.gather(*legs, return_exceptions=True)
-    for (task, leg), end in zip(legs.items(), ends, strict=True):
-        if task is kept:
-            continue
-        if isinstance(end, Opened):
-            end.response.close()
-        elif isinstance(end, RetryableFailureError):
-            end.discard()
-            spare.failed(leg, end)
-        leg.close()
+            task.add_done_callback(settle)
+        if task is not left_open:
+            leg.close()

@@ -27,7 +27,11 @@ from nearkv.state.model import EngineState
 _SPEAKERS = 2
 _TRIED_AGAIN_EVERY = 16
 """Of the prompts whose tokens are a guess that did not come true lately, one in so many."""
+_JSON_SPACE = b" \t\r\n"
+_BYTES_PER_TOKEN = 4
 _ROOTS_KEPT = 1024
+_LONGEST_SALT_KEPT = 256
+"""Salts are the clients' to choose, up to a whole body each."""
 _LOOKING_AT_PREFIXES = (Policy.COST, Policy.PREFIX_FIRST)
 
 log = structlog.get_logger(__name__)
@@ -63,6 +67,19 @@ class Job:
     adapter: str = ""
 
     @property
+    def charged_tokens(self) -> int:
+        """Prompt tokens to count against a tenant: known, or guessed by the size of the body.
+
+        Only the first of several prompts is tokenized, and some requests are not at all; neither
+        is a way around a limit. Bodies that are no JSON (audio, say) have no prompt to count.
+        """
+        known = 0 if self.prompt is None else self.prompt.token_count
+        if self.prompt is not None and not self.parsed.several:
+            return known
+        is_json = self.body.lstrip(_JSON_SPACE).startswith(b"{")
+        return max(known, len(self.body) // _BYTES_PER_TOKEN) if is_json else known
+
+    @property
     def guessed_as(self) -> str:
         """What kind of guess the prompt's tokens are; empty where they are those of the engine."""
         if self.prompt is None or self.prompt.exact:
@@ -94,6 +111,8 @@ class KeyFinder:
         to was not asked, so another one is.
         """
         if job.parsed.kind is PromptKind.NONE or self._policy not in _LOOKING_AT_PREFIXES:
+            return
+        if _is_too_long(job):
             return
         job.prompt = self._recall(job)
         for _ in range(_SPEAKERS):
@@ -166,7 +185,18 @@ class KeyFinder:
         name = (info.key_model, lora, parsed.cache_salt)
         root = self._roots.get(name)
         if root is None:
-            if len(self._roots) >= _ROOTS_KEPT:
-                self._roots.clear()
-            root = self._roots[name] = root_key(KeyNamespace(*name), self._know.secret)
+            root = root_key(KeyNamespace(*name), self._know.secret)
+            if len(parsed.cache_salt) <= _LONGEST_SALT_KEPT:
+                if len(self._roots) >= _ROOTS_KEPT:
+                    self._roots.clear()
+                self._roots[name] = root
         return KeyScope(parsed.model or info.model, root, info.block_size or 0)
+
+
+def _is_too_long(job: Job) -> bool:
+    """Tell whether no engine can take so many token ids; keys of millions would take long."""
+    count = len(job.parsed.token_ids)
+    return bool(count) and all(
+        view.info.max_model_len is not None and count > view.info.max_model_len
+        for view in job.views
+    )

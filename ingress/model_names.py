@@ -15,6 +15,8 @@ from nearkv.ingress.requests import GenerateRequest
 
 _MOST_NAMED = 50
 _MOST_CHARACTERS = 200
+_LONGEST_NAME = 1024
+"""Where an engine may serve any model, names are kept in budgets, lines and records."""
 _OWNER = "nearkv"
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -27,8 +29,16 @@ class ModelNames:
         self.aliases = dict(aliases)
 
     def apply(self, parsed: GenerateRequest, body: bytes) -> tuple[GenerateRequest, bytes]:
-        """Return a request under the name that engines know; most pass as they are."""
-        name = self.aliases.get(parsed.model or "")
+        """Return a request under the name that engines know; most pass as they are.
+
+        Raises :class:`UnknownModelError` for what is too long to be a name.
+        """
+        model = parsed.model or ""
+        if len(model) > _LONGEST_NAME:
+            raise UnknownModelError(
+                f"The model `{model[:_MOST_CHARACTERS]}`... does not exist.", param="model"
+            )
+        name = self.aliases.get(model)
         if name is None:
             return parsed, body
         return msgspec.structs.replace(parsed, model=name), rename_model(body, name)

@@ -1,4 +1,4 @@
-"""Settings about models: their other names, their ranks, and responses that engines keep."""
+"""Settings about models: other names, what clients may choose, responses that engines keep."""
 
 from pydantic import Field, field_validator
 
@@ -17,6 +17,11 @@ class ModelSettings(SettingsGroup):
         False,  # noqa: FBT003 - pydantic's default value
         description="Whether a client's X-data-parallel-rank header chooses the rank; otherwise "
         "it is removed.",
+    )
+    client_transfer_params: bool = Field(
+        False,  # noqa: FBT003 - pydantic's default value
+        description="Whether clients may send kv_transfer_params and the like, which say where KV "
+        "lies and whose it is; otherwise a request with them is refused.",
     )
     response_ids: int = Field(
         100_000, ge=0, description="Responses remembered with the engine that made them."

@@ -7,7 +7,7 @@ unchanged and judges the rest. Errors name the field, as the engine's own do.
 import re
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from xxhash import xxh3_128_digest
@@ -50,6 +50,12 @@ _IRRELEVANT_TO_MESSAGES = frozenset(
 )  # fmt: skip
 
 _PLAIN_PROMPT_FIELDS = frozenset({"model", "prompt"})
+_NO_PROMPT = b"null"
+_NULL = msgspec.Raw(_NO_PROMPT)
+_MOST_FIELDS = 1024
+"""APIs have a hundred; to sort a million made-up ones would stop all else for a second."""
+_TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
+_NESTED = re.compile(rb'\[[ \t\r\n]*["[]')
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
@@ -79,7 +85,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     ``plain`` says that the prompt text alone determines the tokens. ``response_id`` is the
     earlier response that this request goes on from, or asks about: only the engine that made
     it knows it. ``may_render_otherwise`` says that the engine's rendering for us may differ
-    from the one it serves by.
+    from the one it serves by. ``transfer_field`` is the field of the body by which the client
+    says where KV lies, empty as nearly always. Of ``several`` prompts only one is in here.
     """
 
     model: str | None
@@ -92,23 +99,33 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     plain: bool = False
     response_id: str = ""
     may_render_otherwise: bool = False
+    transfer_field: str = ""
+    several: bool = False
 
 
-class _Completion(msgspec.Struct):
+class _Body(msgspec.Struct, kw_only=True):
+    """What every body may have: fields by which engines are told where KV lies, and whose."""
+
+    kv_transfer_params: msgspec.Raw = _NULL
+    ec_transfer_params: msgspec.Raw = _NULL
+    vllm_xargs: msgspec.Raw = _NULL
+
+
+class _Completion(_Body, kw_only=True):
     model: str | None = None
-    prompt: str | list[Any] | None = None
+    prompt: msgspec.Raw = _NULL
     stream: bool | None = None
     cache_salt: str | None = None
 
 
-class _Chat(msgspec.Struct):
+class _Chat(_Body, kw_only=True):
     messages: msgspec.Raw
     model: str | None = None
     stream: bool | None = None
     cache_salt: str | None = None
 
 
-class _Responses(msgspec.Struct):
+class _Responses(_Body, kw_only=True):
     input: msgspec.Raw
     model: str | None = None
     stream: bool | None = None
@@ -120,7 +137,7 @@ class _Thinking(msgspec.Struct):
     type: str | None = None
 
 
-class _Messages(msgspec.Struct):
+class _Messages(_Body, kw_only=True):
     messages: msgspec.Raw
     model: str | None = None
     stream: bool | None = None
@@ -128,7 +145,7 @@ class _Messages(msgspec.Struct):
     thinking: _Thinking | None = None
 
 
-class _Any(msgspec.Struct):
+class _Any(_Body, kw_only=True):
     model: str | None = None
     stream: bool | None = None
 
@@ -148,6 +165,8 @@ _Plain = msgspec.defstruct(
 
 _plain = msgspec.json.Decoder(_Plain)
 _completion = msgspec.json.Decoder(_Completion)
+_list = msgspec.json.Decoder(list[msgspec.Raw])
+_prompt = msgspec.json.Decoder(str | tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], ...])
 _chat = msgspec.json.Decoder(_Chat)
 _responses = msgspec.json.Decoder(_Responses)
 _messages = msgspec.json.Decoder(_Messages)
@@ -191,33 +210,47 @@ def _plain_request(parsed: Any) -> GenerateRequest:  # noqa: ANN401 (a struct ma
         text=text,
         digest=xxh3_128_digest(f"plain\0{len(model or '')}\0{model or ''}{text}".encode()),
         plain=True,
+        transfer_field="" if parsed.kv_transfer_params is None else _TRANSFER_FIELDS[0],
     )
 
 
 def _parse_any_completion(body: bytes) -> GenerateRequest:
     parsed = _decode(_completion, body)
-    prompt = parsed.prompt
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        # Several prompts in one request: the first one decides where all of them go.
-        prompt = prompt[0]
+    prompt, several = _first_prompt(parsed.prompt)
     common = {
         "model": parsed.model,
         "stream": bool(parsed.stream),
         "cache_salt": parsed.cache_salt or "",
+        "transfer_field": _transfer_field(parsed),
+        "several": several,
     }
     if isinstance(prompt, str):
         digest, plain = _digest(body, PromptKind.TEXT)
         return GenerateRequest(
             kind=PromptKind.TEXT, text=prompt, digest=digest, plain=plain, **common
         )
-    if isinstance(prompt, list) and prompt:
-        # Not isinstance: JSON's true and false are no token ids.
-        if not all(type(token) is int and 0 <= token < 1 << 32 for token in prompt):
-            raise RequestError(
-                "prompt: expected text, a list of token ids, or a list of either", param="prompt"
-            )
-        return GenerateRequest(kind=PromptKind.TOKENS, token_ids=tuple(prompt), **common)
+    if prompt:
+        return GenerateRequest(kind=PromptKind.TOKENS, token_ids=prompt, **common)
     return GenerateRequest(kind=PromptKind.NONE, **common)
+
+
+def _first_prompt(given: msgspec.Raw) -> tuple[str | tuple[int, ...], bool]:
+    """Return a prompt, and whether there are several; of those the first one decides.
+
+    Token ids are decoded as such: to look at millions of them one by one would stop all else.
+    """
+    try:
+        prompt, several = given, False
+        if _NESTED.match(memoryview(given)):
+            prompts = _list.decode(given)
+            prompt, several = prompts[0], len(prompts) > 1
+        if bytes(prompt) == _NO_PROMPT:
+            return (), several
+        return _prompt.decode(prompt), several
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise RequestError(
+            "prompt: expected text, a list of token ids, or a list of either", param="prompt"
+        ) from error
 
 
 def parse_chat(body: bytes) -> GenerateRequest:
@@ -231,6 +264,7 @@ def parse_chat(body: bytes) -> GenerateRequest:
         stream=bool(parsed.stream),
         cache_salt=parsed.cache_salt or "",
         digest=_digest(body, PromptKind.CHAT)[0],
+        transfer_field=_transfer_field(parsed),
     )
 
 
@@ -250,6 +284,7 @@ def parse_responses(body: bytes) -> GenerateRequest:
         cache_salt=parsed.cache_salt or "",
         digest=b"" if previous else _digest(body, PromptKind.RESPONSES)[0],
         response_id=previous,
+        transfer_field=_transfer_field(parsed),
     )
 
 
@@ -268,6 +303,7 @@ def parse_messages(body: bytes) -> GenerateRequest:
         cache_salt=parsed.cache_salt or "",
         digest=_digest(body, PromptKind.MESSAGES)[0],
         may_render_otherwise=parsed.thinking is not None and parsed.thinking.type == "disabled",
+        transfer_field=_transfer_field(parsed),
     )
 
 
@@ -276,7 +312,12 @@ def parse_other(body: bytes, content_type: str) -> GenerateRequest:
     if not body or "json" not in content_type:
         return GenerateRequest(model=None, kind=PromptKind.NONE)
     parsed = _decode(_any, body)
-    return GenerateRequest(model=parsed.model, kind=PromptKind.NONE, stream=bool(parsed.stream))
+    return GenerateRequest(
+        model=parsed.model,
+        kind=PromptKind.NONE,
+        stream=bool(parsed.stream),
+        transfer_field=_transfer_field(parsed),
+    )
 
 
 _PARSERS: dict[str, Callable[[bytes], GenerateRequest]] = {
@@ -293,6 +334,8 @@ def _digest(body: bytes, kind: PromptKind) -> tuple[bytes, bool]:
     Names are quoted by their length, so that no name can pass for other fields.
     """
     fields = _decode(_fields, body)
+    if len(fields) > _MOST_FIELDS:
+        raise RequestError(f"the body has {len(fields)} fields, at most {_MOST_FIELDS} may be")
     relevant = sorted(fields.keys() - _IRRELEVANT[kind])
     plain = _PLAIN_PROMPT_FIELDS.issuperset(relevant)
     parts = [kind.value.encode()]
@@ -300,6 +343,20 @@ def _digest(body: bytes, kind: PromptKind) -> tuple[bytes, bool]:
         spelled = name.encode()
         parts.append(b"%d:%s=%s" % (len(spelled), spelled, bytes(fields[name])))
     return xxh3_128_digest(b"\x00".join(parts)), plain
+
+
+def _transfer_field(parsed: _Body) -> str:
+    """Return the field by which a client says where KV lies, empty if it says nothing.
+
+    vLLM puts what is in ``vllm_xargs`` beside its own arguments, so the names count there too.
+    """
+    for name in _TRANSFER_FIELDS:
+        if bytes(getattr(parsed, name)) != b"null":
+            return name
+    if bytes(parsed.vllm_xargs).startswith(b"{"):
+        arguments = _decode(_fields, parsed.vllm_xargs)
+        return next((f"vllm_xargs.{name}" for name in _TRANSFER_FIELDS if name in arguments), "")
+    return ""
 
 
 def _decode(decoder: Any, body: bytes) -> Any:  # noqa: ANN401 (a decoder gives its own type)

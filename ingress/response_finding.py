@@ -27,9 +27,16 @@ class ResponseFinder:
     """Finds the engine that has a response."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, *, timeout_seconds: float, api_key: str | None
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        timeout_seconds: float,
+        api_key: str | None,
+        keeps_keys: bool = False,
     ) -> None:
+        """Make a finder; with ``keeps_keys`` clients' keys are for the ingress alone."""
         self._session = session
+        self._keeps_keys = keeps_keys
         self._timeout_seconds = timeout_seconds
         self._api_key = api_key
         self._searches = 0
@@ -39,7 +46,8 @@ class ResponseFinder:
     ) -> EngineView | None:
         """Return the engine that says it has the response, ``None`` where none does.
 
-        ``headers`` are the client's: its key is shown where the ingress has none of its own.
+        ``headers`` are the client's: its key is shown where the ingress has none of its own and
+        does not keep theirs.
         """
         if self._searches >= _MOST_SEARCHES or len(response_id) > _MOST_CHARACTERS:
             return None
@@ -56,7 +64,7 @@ class ResponseFinder:
     def _key(self, headers: Mapping[str, str]) -> dict[str, str]:
         if self._api_key is not None:
             return {hdrs.AUTHORIZATION: f"Bearer {self._api_key}"}
-        given = headers.get(hdrs.AUTHORIZATION)
+        given = None if self._keeps_keys else headers.get(hdrs.AUTHORIZATION)
         return {} if given is None else {hdrs.AUTHORIZATION: given}
 
     async def _first(

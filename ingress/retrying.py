@@ -99,6 +99,10 @@ class Retrying:
         if failure.kind.reached and not busy:
             return False
         attempts.again += 1
-        await asyncio.sleep(self._pause_seconds * (0.5 + self._draw()))
+        try:
+            await asyncio.sleep(self._pause_seconds * (0.5 + self._draw()))
+        except asyncio.CancelledError:  # nobody gets the engine's own error any more
+            failure.discard()
+            raise
         job.tried.discard(engine)
         return True

@@ -46,6 +46,7 @@ class EngineSelector:
         self._finder = finder
         self.names = ModelNames(settings.models.aliases)
         self._client_ranks = settings.models.client_ranks
+        self._client_transfers = settings.models.client_transfer_params
         self._has_homes = settings.policy is Policy.COST
         self._now = now
 
@@ -56,9 +57,9 @@ class EngineSelector:
 
         Raises ``UnknownModelError``, and what :meth:`narrow` does.
         """
-        fleet, model = self._know.fleet, parsed.model
-        engines = fleet.engines.values()
-        views = list(engines) if model is None else fleet.serving(model)
+        model = parsed.model
+        engines = self._know.fleet.engines.values()
+        views = self.serving(model)
         if not views and engines and model is not None:
             raise self.names.unknown(model, engines)
         return await self.narrow(views, parsed, headers)
@@ -69,13 +70,45 @@ class EngineSelector:
         """Return those of the engines that this very request may go to.
 
         Raises ``ResponseGoneError`` where the engine that made the earlier response is no
-        more, ``RequestError`` for a rank that no engine has.
+        more, ``RequestError`` for a rank that no engine has, and for a client that says where KV
+        lies: it could name any host, and anybody's blocks.
         """
+        if parsed.transfer_field and not self._client_transfers:
+            raise RequestError(
+                f"{parsed.transfer_field}: is not for clients to say "
+                "(models.client_transfer_params lets them)",
+                param=parsed.transfer_field,
+            )
         if parsed.response_id:
             return await self._made(parsed.response_id, views, headers)
         if self._client_ranks and RANK_HEADER in headers:
             return _of_rank(headers[RANK_HEADER], views)
         return views
+
+    def serving(self, model: str | None) -> Sequence[EngineView]:
+        """Return the engines that serve a model; ``None`` means any."""
+        fleet = self._know.fleet
+        return list(fleet.engines.values()) if model is None else fleet.serving(model)
+
+    def present(
+        self,
+        views: Sequence[EngineView],
+        serving: Sequence[EngineView],
+        parsed: GenerateRequest,
+        headers: Mapping[str, str],
+    ) -> Sequence[EngineView]:
+        """Return those of the engines serving now that a request may go to, once ``views`` were.
+
+        While it waited, agents may have said everything anew and engines may have been added.
+        Where nobody is left those before are all there is to say.
+        """
+        if parsed.response_id:
+            made = {(view.info.id, view.info.incarnation) for view in views}
+            serving = [v for v in serving if (v.info.id, v.info.incarnation) in made]
+        elif self._client_ranks and RANK_HEADER in headers:
+            ranks = {view.info.dp_rank or 0 for view in views}
+            serving = [view for view in serving if (view.info.dp_rank or 0) in ranks]
+        return serving or views
 
     async def _made(
         self, response_id: str, views: Sequence[EngineView], headers: Mapping[str, str]

@@ -70,6 +70,9 @@ class LimitSettings(SettingsGroup):
     """Bounds on what a client may ask and on what is kept."""
 
     max_body_bytes: int = Field(8 << 20, gt=0, description="Largest request body; 413 beyond.")
+    max_bodies_bytes: int = Field(
+        1 << 30, gt=0, description="All bodies of requests in flight together; 429 beyond."
+    )
     max_in_flight: int = Field(10_000, gt=0, description="Requests served at once; 429 beyond.")
     index_bytes: int = Field(1 << 30, gt=0, description="Memory bound of the prefix index.")
     token_memo_bytes: int = Field(
@@ -81,6 +84,9 @@ class LimitSettings(SettingsGroup):
 class DeadlineSettings(SettingsGroup):
     """How long to wait for engines and agents."""
 
+    body_seconds: float = Field(
+        60.0, gt=0, description="Longest time for a request's body to arrive."
+    )
     connect_seconds: float = Field(2.0, gt=0, description="Connecting to an engine.")
     first_byte_seconds: float = Field(
         300.0, gt=0, description="From dispatch to the first byte of the body."

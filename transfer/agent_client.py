@@ -46,8 +46,10 @@ class AgentClient:
     """Keeps one registration with the agent.
 
     ``hello`` is asked on every connection for what to register. ``on_message`` gets each
-    message after the registration, ``on_lost`` is called when a registered connection ended;
-    both run on the client's thread and must not block.
+    message after the registration, ``on_lost`` is called when a registered connection ended,
+    with whether it was the agent that ended it: one that was given up here, since it took
+    nothing any more, may live on and its movers with it. Both run on the client's thread and
+    must not block.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class AgentClient:
         hello: Callable[[], Hello],
         *,
         on_message: Callable[[ToEngine], None],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[bool], None],
     ) -> None:
         self._path = path
         self._hello = hello
@@ -110,12 +112,14 @@ class AgentClient:
         pause_seconds = _FIRST_PAUSE_SECONDS
         while not self._stopping:
             started = time.monotonic()
+            agent_ended_it = False
             try:
-                self._serve_one_connection()
+                agent_ended_it = self._serve_one_connection()
             except (OSError, ProtocolError) as error:
+                agent_ended_it = isinstance(error, ConnectionError)
                 self._tell_trouble(f"{type(error).__name__}: {error}")
             finally:
-                self._forget_registration()
+                self._forget_registration(agent_ended_it)
             if time.monotonic() - started > _LONGEST_PAUSE_SECONDS:
                 pause_seconds = _FIRST_PAUSE_SECONDS
             self._pause(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
@@ -139,7 +143,8 @@ class AgentClient:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_in, 4096)
 
-    def _serve_one_connection(self) -> None:
+    def _serve_one_connection(self) -> bool:
+        """Return whether the agent ended the connection; raises when it broke otherwise."""
         reader: FrameReader[ToEngine] = FrameReader(ToEngine)  # type: ignore[arg-type] # a union
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(_CONNECT_SECONDS)
@@ -148,11 +153,11 @@ class AgentClient:
             hello = self._hello()
             send_with_fds(sock, encode_frame(hello.message), hello.fds)
             try:
-                self._converse(sock, reader)
+                return self._converse(sock, reader)
             finally:
                 reader.close()
 
-    def _converse(self, sock: socket.socket, reader: FrameReader[ToEngine]) -> None:
+    def _converse(self, sock: socket.socket, reader: FrameReader[ToEngine]) -> bool:
         with selectors.DefaultSelector() as selector:
             selector.register(sock, selectors.EVENT_READ)
             selector.register(self._wake_in, selectors.EVENT_READ)
@@ -163,7 +168,8 @@ class AgentClient:
                     self._send_queued(sock)
                 if sock in ready and not self._receive(sock, reader):
                     self._tell_trouble("it closed the connection")
-                    return
+                    return True
+        return False
 
     def _send_queued(self, sock: socket.socket) -> None:
         while True:
@@ -191,10 +197,10 @@ class AgentClient:
             self._on_message(message)
         return True
 
-    def _forget_registration(self) -> None:
+    def _forget_registration(self, agent_ended_it: bool) -> None:  # noqa: FBT001 (passed on)
         with self._lock:
             was_registered = self._registered is not None
             self._registered = None
             self._queue.clear()
         if was_registered:
-            self._on_lost()
+            self._on_lost(agent_ended_it)

@@ -151,7 +151,9 @@ class StartPull(msgspec.Struct, frozen=True, kw_only=True, tag="start_pull"):
 
     ``first_block`` counts within the lease's blocks; as many are taken as there are
     ``target_blocks``. The mover is dead or done ``grace_ms`` after the deadline, whatever
-    happens (see ``docs/adr/0006``).
+    happens (see ``docs/adr/0006``). ``lookup`` is the id of the lookup that found the blocks:
+    two requests may bring one lease and be about different tokens. Connectors from before it
+    was there leave it 0.
     """
 
     id: int
@@ -159,6 +161,7 @@ class StartPull(msgspec.Struct, frozen=True, kw_only=True, tag="start_pull"):
     first_block: int
     target_blocks: tuple[int, ...]
     deadline_ms: int
+    lookup: int = 0
 
 
 class CancelPull(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_pull"):

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -27,7 +28,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 from vllm.logger import init_logger
 
 from nearkv.transfer.connector.allocation import KvAllocation, locate_blocks
-from nearkv.transfer.connector.identity import describe_engine
+from nearkv.transfer.connector.identity import (
+    attention_kernels,
+    describe_engine,
+    name_of_rank,
+)
+from nearkv.transfer.connector.kv_kinds import why_not_kept
 from nearkv.transfer.connector.scheduler_side import RequestFacts, SchedulerSide
 from nearkv.transfer.connector.settings import read_settings
 from nearkv.transfer.connector.steps import StepPlan
@@ -108,7 +114,13 @@ class NodeAgentConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         _log_with_vllm()
         transfer = vllm_config.kv_transfer_config
-        self._settings = read_settings(transfer.kv_connector_extra_config)
+        settings = read_settings(transfer.kv_connector_extra_config)
+        self._settings = msgspec.structs.replace(
+            settings,
+            engine=name_of_rank(
+                settings.engine, str(transfer.engine_id), vllm_config.parallel_config
+            ),
+        )
         if transfer.kv_load_failure_policy != "recompute":
             raise ValueError('kv_load_failure_policy: must be "recompute" for this connector')
         # Both processes of an engine have this in common, and no two starts of it.
@@ -133,8 +145,17 @@ class NodeAgentConnector(KVConnectorBase_V1, SupportsHMA):
         groups = len(self._kv_cache_config.kv_cache_groups)
         if groups != 1:
             return PullError(Reason.KV_GROUPS, f"{groups} groups of KV layers, one is supported")
-        if self._vllm_config.parallel_config.pipeline_parallel_size != 1:
-            return PullError(Reason.TOPOLOGY, "pipeline parallelism is not supported")
+        lets_go = why_not_kept(self._kv_cache_config.kv_cache_groups[0].kv_cache_spec)
+        if lets_go is not None:
+            return lets_go
+        for name in (
+            "pipeline_parallel_size",
+            # A block of these is spread over ranks: it has more tokens than the layout says.
+            "decode_context_parallel_size",
+            "prefill_context_parallel_size",
+        ):
+            if getattr(self._vllm_config.parallel_config, name, 1) != 1:
+                return PullError(Reason.TOPOLOGY, f"{name}: only 1 is supported")
         if str(self._vllm_config.cache_config.cache_dtype).startswith("fp8") and getattr(
             self._vllm_config.cache_config, "calculate_kv_scales", False
         ):
@@ -192,6 +213,7 @@ class NodeAgentConnector(KVConnectorBase_V1, SupportsHMA):
                 block_size=self._block_size,
                 kv_dtype=str(first.dtype).removeprefix("torch."),
                 tp_rank=self._vllm_config.parallel_config.rank,
+                kernels=attention_kernels(self._vllm_config, kv_caches),
                 model_id=self._settings.model_id,
             ),
         )
@@ -220,11 +242,12 @@ class NodeAgentConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002 (vLLM's)
         """Report leases that ended and loads that ended."""
-        released = set(self._plan.released) if self.has_connector_metadata() else set()
+        plan = self._plan if self.has_connector_metadata() else StepPlan()
+        released = set(plan.released)
         if self._worker is None:
             # Nothing can be loaded here: what was planned all the same has failed.
-            ended = {job.request_id for job in self._plan.loads}
-            self._failed = {block for job in self._plan.loads for block in job.target_blocks}
+            ended = {job.request_id for job in plan.loads}
+            self._failed = {block for job in plan.loads for block in job.target_blocks}
             return released, ended
         loads = self._worker.take_ended()
         self._failed = loads.failed_blocks
@@ -319,6 +342,12 @@ class NodeAgentConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             return False, None
         return self.request_finished(request, block_ids[0])
+
+    def reset_cache(self) -> bool:
+        """Give no KV from before to anybody: the weights have changed, say."""
+        if self._scheduler is not None:
+            self._scheduler.end_leases("reset")
+        return True
 
     def shutdown(self) -> None:
         """End the connection with the agent, which ends the registration."""

@@ -12,7 +12,9 @@ class MoverLimits:
     ``idle_seconds``. One that dies again and again without a pull done between is started
     again only after ``backoff_seconds``, twice as long each time, up to
     ``backoff_limit_seconds``. The other times say how long something is waited for before
-    the mover is killed.
+    the mover is killed. ``start_seconds`` is longer than pulls wait by default: each pull has
+    its own deadline, and on a busy node a mover that was killed for a slow start would only
+    begin anew.
     """
 
     threads: int = 2
@@ -20,7 +22,7 @@ class MoverLimits:
     max_movers: int = 64
     max_links: int = 8
     idle_seconds: float = 60.0
-    start_seconds: float = 5.0
+    start_seconds: float = 20.0
     cancel_seconds: float = 0.5
     forget_seconds: float = 0.3
     quit_seconds: float = 0.5

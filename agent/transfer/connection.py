@@ -21,6 +21,7 @@ from nearkv.transfer.messages import FromEngine
 EOF = "eof"
 MALFORMED = "malformed"
 TOO_SLOW = "too_slow"
+DEFECT = "defect"
 
 _CREDENTIALS = struct.Struct("3i")
 _READ_BYTES = 1 << 18
@@ -133,6 +134,10 @@ class Connection:
                 self._on_message(message, taken)
             except ProtocolError as error:
                 self._refuse(error)
+            except Exception:
+                # What it set off is not all done: its engine starts anew, others go on.
+                log.exception("engine_message_is_defect", message=type(message).__name__)
+                self._end(DEFECT)
 
     def _refuse(self, error: ProtocolError) -> None:
         log.warning("engine_talks_nonsense", error=str(error))

@@ -77,7 +77,7 @@ class LookupDesk:
         At once, since its next message may say that it needs the lease no more: engines do not
         wait for an agent that was late.
         """
-        self._known.asked(engine, message.address)
+        self._known.asked(engine, message.id, message.address)
 
     async def lookup(self, reader: Registration, message: Lookup) -> LookupDone:
         """Answer a lookup, :meth:`asked` before, by its deadline; raises nothing."""
@@ -126,7 +126,7 @@ class LookupDesk:
         except TransferError as error:
             text = str(error)
             return LookupDone(id=message.id, num_tokens=0, reason=error.reason, message=text)
-        self._known.found_in_store(reader.engine, message.address, blocks, subject)
+        self._known.found_in_store(reader.engine, message.id, blocks, subject)
         num_tokens = blocks * reader.compatibility.layout.block_size
         return LookupDone(id=message.id, num_tokens=num_tokens)
 
@@ -175,7 +175,7 @@ class LookupDesk:
             cache_salt=message.cache_salt,
             lora=message.lora,
         )
-        self._known.verified(reader.engine, message.address, manifest.block_ids[:blocks], ref)
+        self._known.verified(reader.engine, message.id, manifest.block_ids[:blocks], ref)
         return blocks * compatibility.layout.block_size
 
     async def _manifest(self, address: LeaseAddress, tenant: str, seconds: float) -> Manifest:
@@ -200,7 +200,7 @@ class LookupDesk:
         self, reader: Registration, message: Lookup, reason: Reason, text: str
     ) -> LookupDone:
         if reason is Reason.TENANT:
-            self._known.not_ours(reader.engine, message.address.lease)
+            self._known.not_ours(reader.engine, message.id)
         self._metrics.lookup_ended(reason)
         log.info("lookup_found_nothing", engine=reader.engine, reason=reason, error=text)
         return LookupDone(id=message.id, num_tokens=0, reason=reason, message=text)

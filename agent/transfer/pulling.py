@@ -130,7 +130,7 @@ class PullDesk:
         target = reader.memories.get(rank)
         if target is None:
             raise PullError(Reason.MEMORY, "not all of this engine has registered")
-        known = self._known.get(reader.engine, message.address)
+        known = self._known.get(reader.engine, message.lookup, message.address)
         _check_blocks(known, target, message)
         if seconds_until(message.deadline_ms) <= 0:
             raise PullError(Reason.DEADLINE, "the pull's deadline has passed")

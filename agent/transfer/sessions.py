@@ -238,8 +238,9 @@ class EngineSession:
             case OpenLease():
                 self._desks.source.lease_opened(engine, message)
             case LeaseClosed():
-                if not self._desks.source.lease_closed(engine, message.lease, message.why):
-                    self._desks.lookups.forget(engine.engine, message.lease, message.why)
+                # Of its own lease, of another's, or of its own that came back to it.
+                self._desks.source.lease_closed(engine, message.lease, message.why)
+                self._desks.lookups.forget(engine.engine, message.lease, message.why)
             case Lookup():
                 self._look_up(engine, message)
             case _:

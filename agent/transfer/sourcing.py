@@ -208,10 +208,14 @@ class SourceDesk:
         self._grants[grant.ticket] = _Admission(memory.key, name, grant.expires_at_ms)
         started = self._pool.counts.started.total()
         try:
-            backend, offer = await self._serve(memory, choices, grant)
+            backend, offer = await self._serve(registration, memory, choices, grant)
         except BaseException:
             self._grants.pop(grant.ticket, None)
             raise
+        if grant.ticket not in self._grants:
+            # Ended while the mover was asked, which then had nothing to withdraw.
+            self._later(self._pool.withdraw(memory.key, grant.ticket))
+            raise PullError(Reason.EXPIRED, f"lease {request.lease!r} ended meanwhile")
         return OpenAnswer(
             backend=backend,
             offer=offer,
@@ -304,11 +308,18 @@ class SourceDesk:
         )
 
     async def _serve(
-        self, memory: EngineMemory, backends: Sequence[str], grant: Grant
+        self,
+        registration: Registration,
+        memory: EngineMemory,
+        backends: Sequence[str],
+        grant: Grant,
     ) -> tuple[str, bytes]:
         """Serve by the first transport that can; raises :class:`TransferError`."""
         refusals = []
         for backend in backends:
+            # The engine may have gone during a try, and its descriptor be another's by now.
+            if memory not in registration.memories.values():
+                raise PullError(Reason.NO_SOURCE, f"engine {registration.engine!r} is gone")
             try:
                 return backend, await self._pool.offer(memory, backend, grant)
             except TransferError as error:

@@ -237,7 +237,7 @@ class ClusterView:
             self._access,
             PODS_PATH,
             decode=decode,
-            on_replace=lambda pods: self._state.pods_listed(pods, self._now()),
+            on_replace=self._replace_pods,
             on_change=self._change_pod,
             field_selector=_NOT_ENDED,
             limits=self._config.watch,
@@ -245,6 +245,11 @@ class ClusterView:
             now=self._now,
             draw=self._draw,
         )
+
+    async def _replace_pods(self, pods: list[SeenPod]) -> None:
+        """Take a list in parts: a scheduler does not wait for a hundred thousand pods."""
+        for _ in self._state.listing_pods(pods, self._now()):
+            await asyncio.sleep(0)
 
     def _change_pod(self, kind: ChangeKind, pod: SeenPod) -> None:
         if kind == _DELETED:

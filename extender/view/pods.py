@@ -5,7 +5,7 @@ that has ended gives its devices back; one that is terminating keeps them until 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nearkv.extender.model import Role
@@ -148,13 +148,9 @@ class PodStore:
             self._take_off(known, now, changes, left=True)
         changes.gone.append(uid)
 
-    def replace(self, pods: Iterable[PodFacts], now: float, changes: PodChanges) -> None:
-        """Take a complete list: pods that are not in it are gone."""
-        listed = {facts.uid: facts for facts in pods}
-        for uid in [uid for uid in self._pods if uid not in listed]:
-            self.drop(uid, now, changes)
-        for facts in listed.values():
-            self.put(facts, now, changes)
+    def missing_from(self, listed: Collection[str]) -> list[str]:
+        """Return the UIDs of pods that a complete list of UIDs does not hold."""
+        return [uid for uid in self._pods if uid not in listed]
 
     def forget_node(self, node: str) -> None:
         """Forget when pods left a node that is gone itself; pods still said to be there stay."""

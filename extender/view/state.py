@@ -6,9 +6,10 @@ together with the snapshot that counts them, so that none is counted twice or no
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import islice
+from typing import Protocol, TypeVar
 
 from nearkv.extender.model import Role, Snapshot
 from nearkv.extender.presets import Level
@@ -24,6 +25,11 @@ from nearkv.extender.view.summaries import (
     pods_newly_covered,
 )
 from nearkv.node_summary import NodeSummary
+
+_PODS_AT_ONCE = 500
+"""Pods taken before others get their turn: some milliseconds."""
+
+T = TypeVar("T")
 
 WORKER_STATUS = "WorkerStatus"
 """The source of reports that came from WorkerStatus objects."""
@@ -149,10 +155,24 @@ class ClusterState:
 
     def pods_listed(self, pods: Iterable[SeenPod], now: float) -> None:
         """Take a complete list of pods."""
+        for _ in self.listing_pods(pods, now):
+            continue
+
+    def listing_pods(self, pods: Iterable[SeenPod], now: float) -> Iterator[None]:
+        """Take a complete list of pods, some with each step; no event may come between."""
+        listed = {
+            pod.facts.uid: pod.facts for pod in pods if pod.facts is not None and not pod.is_over
+        }
         changes = PodChanges()
-        listed = [pod for pod in pods if not pod.is_over]
-        self.pods.replace([pod.facts for pod in listed if pod.facts is not None], now, changes)
-        self._apply(changes)
+        for uids in _in_parts(self.pods.missing_from(listed)):
+            for uid in uids:
+                self.pods.drop(uid, now, changes)
+            yield
+        for part in _in_parts(listed.values()):
+            for facts in part:
+                self.pods.put(facts, now, changes)
+            yield
+        yield from self._applying(changes)
 
     def pod_seen(self, pod: SeenPod, now: float) -> None:
         """Take a pod that is new or has changed; one that is over counts as gone."""
@@ -164,12 +184,21 @@ class ClusterState:
         self._apply(changes)
 
     def _apply(self, changes: PodChanges) -> None:
-        for node in changes.nodes:
-            self._builder.put_pods(node, self.pods.on_node(node))
-            if self.nodes.get(node) is None:
-                self.pods.forget_node(node)
-        for group, node in changes.groups:
-            self._lay_out_group(group, node)
+        for _ in self._applying(changes):
+            continue
+
+    def _applying(self, changes: PodChanges) -> Iterator[None]:
+        """Lay out what has changed, some with each step; the ledger learns of it at the end."""
+        for nodes in _in_parts(changes.nodes):
+            for node in nodes:
+                self._builder.put_pods(node, self.pods.on_node(node))
+                if self.nodes.get(node) is None:
+                    self.pods.forget_node(node)
+            yield
+        for groups in _in_parts(changes.groups):
+            for group, node in groups:
+                self._lay_out_group(group, node)
+            yield
         self._news.bound |= changes.bound
         for uid in changes.gone:
             self._news.bound.pop(uid, None)
@@ -281,3 +310,9 @@ class ClusterState:
         for uid in news.gone:
             self._ledger.forget(uid)
         return snapshot
+
+
+def _in_parts(items: Iterable[T]) -> Iterator[list[T]]:
+    rest = iter(items)
+    while part := list(islice(rest, _PODS_AT_ONCE)):
+        yield part

@@ -22,6 +22,7 @@ from pydantic import SecretStr
 from nearkv.errors import ListenError
 from nearkv.half_closing import HalfClosingRunner
 from nearkv.health import HEALTH_PATHS, Readiness
+from nearkv.server_log import ServerLog
 from nearkv.settings.address import Address
 
 T = TypeVar("T")
@@ -147,6 +148,7 @@ async def running(
         app,
         handler_cancellation=True,
         access_log=None,
+        logger=ServerLog(),
         keepalive_timeout=transport.keepalive_seconds,
         shutdown_timeout=close_seconds,
         read_bufsize=transport.read_buffer_bytes,

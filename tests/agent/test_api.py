@@ -24,7 +24,7 @@ from nearkv.state.model import Cursor, Delta, Heartbeat, SnapshotBegin, Snapshot
 
 STORE = msgspec.msgpack.encode([0.0, [["BlockStored", [1], None, [1, 2], 2]], 0])
 KEY = chain_keys(root_key(KeyNamespace("tiny")), pack_tokens([1, 2]), 2)
-DEADLINE_SECONDS = 10
+DEADLINE_SECONDS = 30
 
 
 class Agent:

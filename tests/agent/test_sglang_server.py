@@ -130,7 +130,7 @@ class Publisher:
         self.sent = []
 
     async def until_subscribed(self):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await self.pub.recv()
 
     async def publish(self, payload):
@@ -161,7 +161,7 @@ async def publishing():
 
 async def engine_when(client, condition):
     """The engine in the node's status once the condition holds for it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while True:
             status = await (await client.get("/v1/status")).json()
             for engine in status["engines"]:

@@ -91,7 +91,7 @@ async def line(**limits):
     tracker = tracker_in(state)
     task = asyncio.create_task(subscription_to(source, tracker, state, context, **limits).run())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await live.recv()  # the subscription
             yield Line(live, replay, tracker, task)
             assert not task.done()
@@ -145,14 +145,14 @@ async def test_a_long_replay_lets_others_have_their_turn():
     async with line() as engine:
         tracker = engine.tracker
         answer, _ = await engine.asked()
-        for seq in range(4000):
+        for seq in range(1000):
             await answer(seq, stored(*range(40 * seq, 40 * seq + 40)))
         await answer(-1)
         seen = set()
         while tracker.info.events is not EventsState.LIVE:
             seen.add(tracker.table.block_count)
             await asyncio.sleep(0)
-        assert tracker.table.block_count == 160_000
+        assert tracker.table.block_count == 40_000
         assert len(seen) > 3
 
 

@@ -35,7 +35,7 @@ async def collect(response, lines):
         lines.append(line)
 
 
-async def eventually(condition, timeout_seconds=5.0):
+async def eventually(condition, timeout_seconds=30.0):
     async with asyncio.timeout(timeout_seconds):
         while not condition():  # noqa: ASYNC110 - the double offers no event for this
             await asyncio.sleep(0.005)

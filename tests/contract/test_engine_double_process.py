@@ -24,12 +24,12 @@ def process():
 
 def test_prints_its_addresses_serves_and_stops_on_a_signal(process):
     addresses = json.loads(process.stdout.readline())
-    with urllib.request.urlopen(addresses["url"] + "/v1/models", timeout=5) as response:  # noqa: S310 - our own loopback address
+    with urllib.request.urlopen(addresses["url"] + "/v1/models", timeout=30) as response:  # noqa: S310 - our own loopback address
         assert json.load(response)["data"][0]["id"] == "m"
     assert addresses["kv_events"].startswith("tcp://127.0.0.1:")
     assert len(addresses["kv_replay_by_rank"]) == 2
     process.send_signal(signal.SIGTERM)
-    assert process.wait(5) == 0
+    assert process.wait(40) == 0
 
 
 def test_options_are_the_fields_of_the_configuration():

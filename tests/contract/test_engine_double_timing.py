@@ -35,7 +35,7 @@ async def serve(rank, job, order=None):
         order.append(job)
 
 
-async def eventually(condition, timeout_seconds=5.0):
+async def eventually(condition, timeout_seconds=30.0):
     async with asyncio.timeout(timeout_seconds):
         while not condition():  # noqa: ASYNC110 - a rank offers no event for this
             await asyncio.sleep(0.001)
@@ -68,7 +68,7 @@ async def test_request_waits_for_room():
     await asyncio.sleep(0)
     assert (rank.statistics.running, rank.statistics.waiting) == (1, 1)
     rank.finish(first, "length")
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 30)
     assert rank.statistics.finished["length"] == 2
 
 
@@ -89,13 +89,13 @@ async def test_running_limit():
     await asyncio.sleep(0)
     assert rank.statistics.running == 1
     rank.finish(first, "length")
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 30)
 
 
 async def test_preempted_request_completes():
     rank = make_rank(decode_seconds_per_token=0.001)
     jobs = [submit(rank, 0, 12, produce=16), submit(rank, 100, 12, produce=16)]
-    await asyncio.wait_for(asyncio.gather(*(serve(rank, job) for job in jobs)), 10)
+    await asyncio.wait_for(asyncio.gather(*(serve(rank, job) for job in jobs)), 30)
     assert rank.statistics.preemptions >= 1
     assert rank.statistics.generated_tokens == 32
     assert (rank.statistics.running, rank.cache.used_ratio) == (0, 0.0)
@@ -108,7 +108,7 @@ async def test_sleeping_engine_serves_after_wake_up():
     await asyncio.sleep(0)
     assert rank.statistics.waiting == 1
     rank.wake_up()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 30)
 
 
 async def test_client_that_leaves_aborts_its_request():

@@ -205,7 +205,7 @@ async def test_run_places_pods_as_they_come_and_stops_when_cancelled():
         running = asyncio.create_task(stage.scheduler.run())
         for index in range(3):
             stage.cluster.set_pod(make_pod(f"p{index}"))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while f"p{index}" not in stage.bound:  # noqa: ASYNC110 (it offers no event)
                     await asyncio.sleep(0.001)
         running.cancel()

@@ -48,16 +48,12 @@ async def text_with(text, phrase):
     return text.getvalue()
 
 
-async def test_scenario_passes_and_predictions_are_right(workspace):
+async def test_scenario_passes_predictions_are_right_and_other_policies_compute_more(workspace):
     text = io.StringIO()
-    outcome = await show(workspace, text).run()
+    outcome = await show(workspace, text, compare=True).run()
     assert outcome.passed, text.getvalue()
     assert "predicted cached tokens were right in 6 of 6 requests" in text.getvalue()
     assert msgspec.json.decode(workspace.report.read_bytes())["passed"] is True
-
-
-async def test_comparison_shows_what_the_other_policies_compute(workspace):
-    outcome = await show(workspace, io.StringIO(), compare=True).run()
     reductions = {
         policy["policy"]: policy["documents"][0]["reduction_ratio"]
         for policy in outcome.report["policies"]

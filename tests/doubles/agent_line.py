@@ -10,7 +10,7 @@ import msgspec
 from nearkv.transfer.framing import FrameReader, encode_frame, send_with_fds
 from nearkv.transfer.messages import ToEngine
 
-ANSWER_SECONDS = 20.0
+ANSWER_SECONDS = 40.0
 
 
 class Line:

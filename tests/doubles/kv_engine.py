@@ -163,6 +163,7 @@ class FakeEngine:
         self.workers = [Line(path) for _ in range(self.shape.tp_size)]
         self._waiting = _Waiting()
         self._ids = itertools.count(1)
+        self._last_lookups: dict[str, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -368,6 +369,7 @@ class FakeEngine:
         number = next(self._ids)
         answer: asyncio.Future[LookupDone] = asyncio.get_running_loop().create_future()
         self._waiting.lookups[number] = answer
+        self._last_lookups[address.lease] = number
         self.scheduler.send(
             Lookup(
                 id=number,
@@ -390,8 +392,12 @@ class FakeEngine:
         first_block: int = 0,
         rank: int = 0,
         seconds: float = 15.0,
+        lookup: int | None = None,
     ) -> tuple[int, asyncio.Future[PullDone]]:
-        """Begin a pull; returns its id, and its end to wait for."""
+        """Begin a pull; returns its id, and its end to wait for.
+
+        ``lookup`` is the id of the lookup that found the blocks; default: the lease's last.
+        """
         number = next(self._ids)
         answer: asyncio.Future[PullDone] = asyncio.get_running_loop().create_future()
         self._waiting.pulls[rank, number] = answer
@@ -402,6 +408,7 @@ class FakeEngine:
                 first_block=first_block,
                 target_blocks=tuple(blocks),
                 deadline_ms=deadline_ms(seconds),
+                lookup=self._last_lookups.get(address.lease, 0) if lookup is None else lookup,
             )
         )
         return number, answer
@@ -414,10 +421,11 @@ class FakeEngine:
         first_block: int = 0,
         rank: int = 0,
         seconds: float = 15.0,
+        lookup: int | None = None,
     ) -> PullDone:
         """Pull blocks of a lease into blocks of one rank."""
         _, answer = self.start_pull(
-            address, blocks, first_block=first_block, rank=rank, seconds=seconds
+            address, blocks, first_block=first_block, rank=rank, seconds=seconds, lookup=lookup
         )
         async with asyncio.timeout(ANSWER_SECONDS):
             return await answer

@@ -30,7 +30,7 @@ from nearkv.ingress.app import KNOWLEDGE
 from nearkv.ingress.app import build_app as build_ingress
 from nearkv.ingress.settings import IngressSettings
 from nearkv.serving import running
-from tests.integration.stack import ANY_PORT, eventually
+from tests.integration.stack import ANY_PORT, LASTING, PATIENT, eventually
 
 DEADLINE = aiohttp.ClientTimeout(total=120)
 BLOCKS = 1024
@@ -68,6 +68,14 @@ class Engines:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series))
 
 
+def patient_transfer(name: str, folder: Path) -> tuple[str, ...]:
+    """Give the arguments of an engine whose deadlines outlast a machine that stands still."""
+    option, text = transfer_args(name, folder)
+    config = json.loads(text)
+    config["kv_connector_extra_config"] |= {"lookup_seconds": 20.0, "pull_seconds": 60.0}
+    return option, json.dumps(config)
+
+
 def stock_nixl(_name: str, _folder: Path) -> tuple[str, ...]:
     """Give the arguments of an engine with vLLM's own NixlConnector."""
     config = {
@@ -79,7 +87,7 @@ def stock_nixl(_name: str, _folder: Path) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def two_engines(connector=transfer_args):
+async def two_engines(connector=patient_transfer):
     """Run both engines with a connector; yields :class:`Engines`."""
     workspace = Workspace.default()
     ensure_engine_env(workspace)
@@ -163,7 +171,7 @@ def _agent_settings(engines: Engines, names, *, node, folder, roles, transfer, m
         {
             "node": node,
             "engines": configured,
-            "scrape": {"interval_seconds": 0.2},
+            "scrape": {"interval_seconds": 0.2, "timeout_seconds": 20.0},
             "transfer": {"socket_dir": str(folder), "peer_listen": "127.0.0.1:0", **transfer},
         }
     )
@@ -196,17 +204,27 @@ async def agents_and_ingress(
                 engines.point(name, folder)
             urls.append((await stack.enter_async_context(running(app, ANY_PORT))).url)
             agents[node] = app
-        settings = {"agents": urls, "pd": {"mode": "always", "min_tokens": 0}, **ingress}
+        settings = {
+            "agents": urls,
+            "pd": {"mode": "always", "min_tokens": 0},
+            "freshness": LASTING,
+            "deadlines": PATIENT,
+            **ingress,
+        }
         app = await build_ingress(IngressSettings.model_validate(settings))
         address = await stack.enter_async_context(running(app, ANY_PORT))
         knowledge = app[KNOWLEDGE]
         await eventually(
             lambda: (
                 len(knowledge.fleet.engines) == len(NODES)
-                and all(v.info.transfer for v in knowledge.fleet.engines.values())
+                and all(
+                    v.info.transfer and v.info.state == "ready"
+                    for v in knowledge.fleet.engines.values()
+                )
+                and all(a.connected and a.synced for a in knowledge.fleet.agents.values())
             ),
             what="both engines can transfer",
-            seconds=30,
+            seconds=90,
         )
         yield Stack(engines, address.url, agents, urls, knowledge)
 

@@ -31,7 +31,7 @@ async def ingress(engine):
 @pytest.fixture
 async def client(ingress):
     async with openai.AsyncOpenAI(
-        base_url=ingress.url + "/v1", api_key="none", max_retries=0, timeout=10
+        base_url=ingress.url + "/v1", api_key="none", max_retries=0, timeout=30
     ) as client:
         yield client
 

@@ -23,7 +23,7 @@ from nearkv.ingress.app import KNOWLEDGE
 from nearkv.ingress.app import build_app as build_ingress
 from nearkv.ingress.settings import IngressSettings
 from nearkv.serving import running
-from tests.integration.stack import ANY_PORT, eventually
+from tests.integration.stack import ANY_PORT, LASTING, PATIENT, eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -60,7 +60,9 @@ class Fleet:
             for name, a in self.addresses.items()
         ]
         agent = build_agent(
-            AgentSettings.model_validate({"engines": engines, "scrape": {"interval_seconds": 0.2}})
+            AgentSettings.model_validate(
+                {"engines": engines, "scrape": {"interval_seconds": 0.2, "timeout_seconds": 20.0}}
+            )
         )
         agent_address = await self._stack.enter_async_context(running(agent, ANY_PORT))
         self.trackers = agent[NODE_STATE].trackers
@@ -72,7 +74,9 @@ class Fleet:
             what="agent follows all engines",
         )
         ingress = await build_ingress(
-            IngressSettings.model_validate({"agents": [agent_address.url]})
+            IngressSettings.model_validate(
+                {"agents": [agent_address.url], "freshness": LASTING, "deadlines": PATIENT}
+            )
         )
         address = await self._stack.enter_async_context(running(ingress, ANY_PORT))
         self.url = address.url

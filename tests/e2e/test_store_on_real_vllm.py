@@ -21,11 +21,11 @@ from nearkv.agent.app import TRANSFER
 from nearkv.agent.app import build_app as build_agent
 from nearkv.agent.settings import AgentSettings
 from nearkv.demo.engine_env import ensure_engine_env
-from nearkv.demo.engines import real_engine, transfer_args
+from nearkv.demo.engines import real_engine
 from nearkv.demo.models import ensure_model
 from nearkv.demo.workspace import Workspace
 from nearkv.serving import running
-from tests.e2e.pd_stage import CACHE, Engines
+from tests.e2e.pd_stage import CACHE, Engines, patient_transfer
 from tests.integration.stack import ANY_PORT, eventually
 from tests.transfer.store.stores import RedisServer, redis_missing
 
@@ -146,7 +146,7 @@ async def _engine(engines, name):
         ensure_model("tiny", Workspace.default()),
         name=f"store-{name}",
         model_name="tiny",
-        extra_args=(*transfer_args(name, folder), *CACHE),
+        extra_args=(*patient_transfer(name, folder), *CACHE),
     ) as engine:
         engines.engines[name] = engine
         yield

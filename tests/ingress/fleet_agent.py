@@ -20,9 +20,10 @@ CHAIN = tuple(range(100, 110))
 class Agent:
     """Speaks for one agent, counting its cursor."""
 
-    def __init__(self, fleet, url=A, boot="b1"):
+    def __init__(self, fleet, url=A, boot="b1", node="n1"):
         self.fleet = fleet
         self.url = url
+        self.node = node
         self.cursor = Cursor(boot, 0, 0)
         fleet.add_agent(url)
 
@@ -32,7 +33,7 @@ class Agent:
     def begin(self, *engines, gauges=(), paths=(), now=0.0):
         begin = SnapshotBegin(
             cursor=self.cursor,
-            node="n1",
+            node=self.node,
             version="1",
             engines=engines,
             gauges=tuple(gauges),

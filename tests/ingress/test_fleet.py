@@ -305,6 +305,53 @@ def test_two_agents_do_not_disturb_each_other(fleet, agent):
     assert fleet.match(CHAIN) == {"e1": 5}
 
 
+@pytest.mark.parametrize("how", ["snapshot", "delta"])
+def test_an_engine_is_its_first_agent_s_while_that_one_is_heard(fleet, agent, how):
+    agent.snapshot({"e1": CHAIN[:4]})
+    other = Agent(fleet, B, boot="x", node="n2")
+    if how == "snapshot":
+        other.snapshot({"e1": CHAIN, "e2": CHAIN[:2]})
+    else:
+        other.snapshot({"e2": CHAIN[:2]})
+        other.delta(engines=(engine_info("e1"),))
+    other.change("e1", added=CHAIN)
+    other.change("e2", added=CHAIN[2:3])
+    agent.change("e1", added=CHAIN[4:5])
+    assert fleet.match(CHAIN) == {"e1": 5, "e2": 3}
+    assert fleet.engines["e1"].agent == A
+    assert A in fleet.agents[B].error
+
+
+@pytest.mark.parametrize("leave", ["connection_lost", "forget_agent"])
+def test_when_its_agent_is_gone_another_one_may_speak_for_an_engine(fleet, agent, leave):
+    agent.snapshot({"e1": CHAIN[:4]})
+    other = Agent(fleet, B, boot="x", node="n2")
+    other.snapshot({"e1": CHAIN[:6]})
+    fleet.connection_lost(A, "away") if leave == "connection_lost" else fleet.forget_agent(A)
+    with pytest.raises(StreamProtocolError):
+        other.beat({}, now=1.0)  # what it said of the engine was dropped, so it has to begin anew
+    other.snapshot({"e1": CHAIN[:6]})
+    assert fleet.match(CHAIN) == {"e1": 6}
+    other.change("e1", added=CHAIN[6:7])
+    assert fleet.match(CHAIN) == {"e1": 7}
+
+
+def test_a_new_agent_of_the_same_node_takes_over_at_once(fleet, agent):
+    agent.snapshot({"e1": CHAIN[:4]})
+    Agent(fleet, B, boot="x").snapshot({"e1": CHAIN[:6]})
+    assert fleet.match(CHAIN) == {"e1": 6}
+    assert fleet.engines["e1"].agent == B
+
+
+def test_refused_engines_leave_nothing_in_the_index(fleet, agent):
+    agent.snapshot({"e1": CHAIN[:4]})
+    other = Agent(fleet, B, boot="x", node="n2")
+    for _ in range(3):
+        other.snapshot({"e1": CHAIN})
+    sweep(fleet)
+    assert fleet.index.size.blocks == 4
+
+
 def test_heartbeats_keep_readings_young(fleet, agent):
     agent.snapshot({"e1": (), "e2": ()}, gauges=[EngineGauges(id="e1", age_seconds=1.0)], now=10.0)
     assert fleet.engines["e1"].age_seconds(10.0) == 1.0

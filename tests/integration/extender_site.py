@@ -22,7 +22,7 @@ from nearkv.settings import Address
 from tests.extender.snapshots import Group, Node, make_snapshot
 
 CAPTURED = Path(__file__).parents[1] / "data" / "kube-scheduler"
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 30.0
 ANY_PORT = Address("127.0.0.1", 0)
 OURS = {"nearkv.io/group": "g", "nearkv.io/role": "decode"}
 

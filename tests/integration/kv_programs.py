@@ -26,7 +26,7 @@ import msgspec
 from tests.doubles.connector_engine import EngineSetup, EngineStatus, Outcome
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 40.0
 _CLONE_NEWNET = 0x40000000
 
 

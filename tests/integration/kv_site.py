@@ -29,8 +29,8 @@ from tests.integration.kv_programs import (
 )
 
 HELD_PROGRAMS = ROOT / "tests/doubles/held_programs"
-GONE_SECONDS = 1.0
-"""How long whoever held a dead engine's memory may take to let go of it."""
+GONE_SECONDS = 15.0
+"""How long whoever held a dead engine's memory may take to let go of it; far less, given CPUs."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ _WEIGHT = 15
 async def failed_filter(cluster: Site, extender: ScriptedExtender, failure: str) -> None:
     """A failed filter is a SchedulerError, tried again by time."""
     extender.answers["filter"] = FILTER_FAILURES[failure]
-    async with cluster.scheduler(extender.url, ignorable=False, timeout_seconds=1.0):
+    async with cluster.scheduler(extender.url, ignorable=False, timeout_seconds=2.0):
         await cluster.add_pod("p")
         assert await cluster.not_placed("p") == "SchedulerError"
         extender.heal()
@@ -46,7 +46,7 @@ async def ignored_filter(cluster: Site, extender: ScriptedExtender, failure: str
     """A failed filter of an ignorable extender is skipped; its scores count nevertheless."""
     extender.answers["filter"] = FILTER_FAILURES[failure]
     extender.answers["prioritize"] = Answer([{"Host": "n3", "Score": 10}])
-    async with cluster.scheduler(extender.url, weight=_WEIGHT, timeout_seconds=1.0):
+    async with cluster.scheduler(extender.url, weight=_WEIGHT, timeout_seconds=2.0):
         await cluster.add_pod("p")
         assert await cluster.bound("p") == {"p": "n3"}
 

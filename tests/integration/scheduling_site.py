@@ -79,12 +79,14 @@ class ExtenderProcess:
             stderr=asyncio.subprocess.PIPE,
         )
         assert process.stderr is not None
+        said = b""
         async with asyncio.timeout(DEADLINE_SECONDS):
             while line := await process.stderr.readline():
+                said += line
                 event = json.loads(line) if line.startswith(b"{") else {}
                 if event.get("event") == "listening":
                     return cls(process, event["url"])
-        raise AssertionError("nearkv-extender ended before it listened")
+        raise AssertionError(f"nearkv-extender ended before it listened:\n{said.decode()}")
 
     @property
     def address(self) -> str:
@@ -96,7 +98,7 @@ class ExtenderProcess:
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                await asyncio.wait_for(self.process.wait(), 10.0)
+                await asyncio.wait_for(self.process.wait(), 30)
             except TimeoutError:
                 self.process.kill()
         await self.process.wait()

@@ -23,12 +23,16 @@ from nearkv.settings import Address, parse_address
 from tests.doubles.engine import EngineDouble
 
 ANY_PORT = Address("127.0.0.1", 0)
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 30.0
 FAST_AGENT = {
     "listen": "127.0.0.1:0",
     "scrape": {"interval_seconds": 0.1},
     "state": {"heartbeat_seconds": 0.1},
 }
+LASTING = {"fresh_seconds": 60.0, "aged_seconds": 120.0}
+"""Freshness where a machine that stands still for some seconds must not make state aged."""
+PATIENT = {"tokenize_seconds": 20.0, "agent_silence_seconds": 20.0}
+"""Deadlines of an ingress for what will come, on such a machine as well."""
 
 
 async def eventually(
@@ -132,6 +136,8 @@ async def running_agent(
 @asynccontextmanager
 async def running_ingress(*agents: str, **settings: Any) -> AsyncIterator[RunningIngress]:
     """Run an ingress over these agents' URLs."""
+    settings = {"freshness": LASTING, **settings}
+    settings["deadlines"] = PATIENT | settings.get("deadlines", {})
     app = await build_ingress(
         IngressSettings.model_validate({"listen": "127.0.0.1:0", "agents": agents, **settings})
     )
@@ -142,7 +148,7 @@ async def running_ingress(*agents: str, **settings: Any) -> AsyncIterator[Runnin
         await eventually(
             lambda: (
                 sum(a.synced for a in knowledge.fleet.agents.values()) >= len(agents)
-                or "sync_seconds" in settings.get("deadlines", {})
+                or "sync_seconds" in settings["deadlines"]
             ),
             what="ingress is synced",
         )

@@ -50,7 +50,7 @@ async def test_a_request_waits_until_there_is_room(policy):
             while found.get('nearkv_ingress_waiting_requests{model="tiny"}') != 1:
                 found.update(await series(ingress))
 
-        await asyncio.wait_for(see_one_waiting(), 10)
+        await asyncio.wait_for(see_one_waiting(), 30)
         assert found['nearkv_ingress_saturation_ratio{model="tiny"}'] > 1
         busy.close()
         response, _ = await waiting
@@ -112,7 +112,7 @@ async def test_the_two_alarm_levels_count_engines():
             ):
                 found.update(await series(ingress))
 
-        await asyncio.wait_for(see_both(), 10)
+        await asyncio.wait_for(see_both(), 30)
         busy.close()
 
 
@@ -148,7 +148,7 @@ async def test_keys_are_checked_limits_kept_and_engines_see_none_of_it(tmp_path)
             while found[loads] < 2:
                 found = await series(ingress)
 
-        await asyncio.wait_for(see_it_loaded(), 10)
+        await asyncio.wait_for(see_it_loaded(), 30)
         assert (await ask("sk-new"))[0].status == 200
         assert (await ask("sk-search"))[0].status == 401
 

@@ -219,7 +219,7 @@ async def test_agents_that_never_answer_are_waited_for_only_so_long(cluster):
     cluster.put("http://127.0.0.1:9", "dead")
     async with EngineDouble(EngineDoubleConfig()) as engine, agent_over(engine, "n1") as agent:
         cluster.put(agent, "a")
-        deadlines = {"sync_seconds": 1.0}
+        deadlines = {"sync_seconds": 2.0}
         async with running_ingress(**cluster.settings(), deadlines=deadlines) as ingress:
             said = await becomes_ready(ingress)
             assert any("waiting for http://127.0.0.1:9" in each for each in said)

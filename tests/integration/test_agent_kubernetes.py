@@ -433,7 +433,7 @@ async def test_the_program_with_a_node_name_and_a_kubeconfig(cluster, engine, tm
             process._transport.close()
 
         stack.push_async_callback(end)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while (line := json.loads(await process.stderr.readline()))["event"] != "listening":
                 pass
         cluster.url = line["url"]

@@ -113,7 +113,7 @@ async def test_header_injection_is_refused(fleet):
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Session-ID: a\r b\x00c\r\n"
         b"Content-Length: 2\r\n\r\n{}"
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         status_line = await reader.readline()
     writer.close()
     assert b" 400 " in status_line

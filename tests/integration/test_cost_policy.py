@@ -51,9 +51,15 @@ async def test_a_burst_leaves_the_holder_once_waiting_costs_more_than_computing(
     async with double(**SLOW) as a, double(**SLOW) as b, cost(a, b) as (ingress, agent):
         first, _ = await ingress.complete(DOCUMENT)
         await ingress.synced(agent)
-        tails = [f"{i} " + f"word{i} " * 300 for i in range(8)]
-        served = await asyncio.gather(*(ingress.complete(DOCUMENT + tail) for tail in tails))
-        counts = Counter(response.headers["x-nearkv-engine"] for response, _ in served)
+        for burst in "pqrst":
+            tails = [f"{i} " + f"{burst}word{i} " * 300 for i in range(8)]
+            served = await asyncio.gather(*(ingress.complete(DOCUMENT + tail) for tail in tails))
+            counts = Counter(response.headers["x-nearkv-engine"] for response, _ in served)
+            if len(counts) == 2:
+                break
+            # On a machine that stood still in between, each may have found the holder idle.
+            assert counts.keys() == {first.headers["x-nearkv-engine"]}
+            await ingress.synced(agent)
         assert set(counts) == {"a", "b"}
         assert counts[first.headers["x-nearkv-engine"]] >= 4
         know = ingress.knowledge
@@ -86,18 +92,23 @@ async def test_a_session_of_short_prompts_stays_on_its_engine():
 
 async def test_first_tokens_are_predicted_from_those_seen_before():
     async with double(**SLOW) as a, cost(a) as (ingress, _):
-        for number in range(12):
-            body = {"model": "tiny", "prompt": f"{number} " * (40 + 30 * number), "stream": True}
-            async with ingress.session.post(
-                ingress.url + "/v1/completions", json=body | {"max_tokens": 2}
-            ) as response:
+        know, asked = ingress.knowledge, 0
+
+        def is_learned():
+            line = know.fits.line("a", None, 1.0)
+            return line.seconds_per_token == pytest.approx(1 / 4000, rel=0.5)
+
+        # More than once where a machine that stood still made some tokens come late.
+        while asked < 12 or not (is_learned() or asked >= 120):
+            number, asked = asked % 12, asked + 1
+            prompt = f"{asked} {number} " * (20 + 15 * number)
+            body = {"model": "tiny", "prompt": prompt, "stream": True, "max_tokens": 2}
+            async with ingress.session.post(ingress.url + "/v1/completions", json=body) as response:
                 await response.read()
-        know = ingress.knowledge
         assert know.fits.points("a") >= 8
-        line = know.fits.line("a", None, 1.0)
-        assert line.seconds_per_token == pytest.approx(1 / 4000, rel=0.5)
+        assert is_learned()
         series = await decisions(ingress)
-        assert series["nearkv_ingress_first_token_predicted_ratio_count"] == 12
+        assert series["nearkv_ingress_first_token_predicted_ratio_count"] == asked
 
 
 async def test_a_prefix_that_a_prefill_engine_holds_is_pulled():

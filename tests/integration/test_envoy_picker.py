@@ -287,7 +287,7 @@ async def test_the_pool_says_who_may_be_picked_and_changes_at_once(tmp_path):
         entry = await stack.enter_async_context(gateway(picker, tmp_path, health(picker)))
 
         async def served_by(*names):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 seen = []
                 while True:
                     response, _ = await entry.complete(f"{len(seen)} {DOCUMENT}")
@@ -362,7 +362,7 @@ async def test_trailers_of_the_request_pass(tmp_path):
                 b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
                 b"%x\r\n%s\r\n0\r\nx-checksum: 1\r\n\r\n" % (len(body), body)
             )
-            answer = await asyncio.wait_for(reader.read(), 10)
+            answer = await asyncio.wait_for(reader.read(), 30)
             assert answer.startswith(b"HTTP/1.1 200 ")
             writer.close()
             await writer.wait_closed()

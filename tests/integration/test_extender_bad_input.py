@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import tracemalloc
 
 import pytest
 
@@ -21,7 +22,12 @@ VERBS = ("filter", "prioritize", "preempt")
 
 @pytest.fixture
 async def extender():
-    limits = {"max_body_bytes": 8 << 20, "body_seconds": 0.5, "answer_seconds": 0.5}
+    limits = {
+        "max_body_bytes": 8 << 20,
+        "max_bodies_bytes": 9 << 20,
+        "body_seconds": 0.5,
+        "answer_seconds": 0.5,
+    }
     async with running_extender(small_cluster(), preempt=True, limits=limits) as running:
         yield running
         # Whatever was sent to it: the next scheduler is answered as ever, and nothing failed.
@@ -151,6 +157,41 @@ async def test_a_client_that_takes_nothing_is_let_go(extender):
         await until(is_counted, what="the client is let go")
 
 
+async def test_bodies_have_so_much_room_together(extender):
+    """Of two that are too much together one is refused; both give back what they took."""
+    part = request("POST /v1/filter", "Content-Length: 8000000") + b" " * (7 << 20)
+    async with deaf_client(extender.url, part), deaf_client(extender.url, part):
+        await until_counted(extender, "no_room")
+        await until_counted(extender, "too_slow")
+    status, _ = await extender.post("prioritize", question(NAMES) + b" " * (7 << 20))
+    assert status == 200
+
+
+async def test_a_body_that_is_only_announced_takes_no_memory(extender):
+    host, port = extender.url.removeprefix("http://").split(":")
+    head = request("POST /v1/filter", f"Content-Length: {8 << 20}")
+    tracemalloc.start()
+    try:
+        clients = [await asyncio.open_connection(host, int(port)) for _ in range(8)]
+        for _, writer in clients:
+            writer.write(head + b'{"Pod":')
+            await writer.drain()
+        await until_counted(extender, "too_slow", times=8)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        for _, writer in clients:
+            writer.close()
+    assert peak_bytes < 16 << 20
+
+
+async def until_counted(extender, reason, *, times=1):
+    async def is_counted():
+        return (await reasons(extender)).get(reason, 0) >= times
+
+    await until(is_counted, what=f"{reason} is counted")
+
+
 async def test_a_connection_closed_in_the_middle_of_a_body_is_counted(extender):
     host, port = extender.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
@@ -172,7 +213,7 @@ async def half_closed(extender, *data):
         writer.write(piece)
         await writer.drain()
     writer.write_eof()
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), 30)
     writer.close()
     return answer
 
@@ -205,7 +246,7 @@ async def test_garbage_instead_of_http(extender):
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(data)
         writer.write_eof()
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), 30)
         writer.close()
         assert answer == b"" or answer.startswith(b"HTTP/1.")
         assert b" 500 " not in answer

@@ -12,7 +12,7 @@ import pytest
 from tests.extender.tls_files import HAS_OPENSSL, make_pair, trusting
 from tests.integration.extender_site import captured
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 40
 
 
 @asynccontextmanager

@@ -163,7 +163,7 @@ async def test_without_another_engine_or_budget_a_late_answer_is_waited_for(
 
 async def test_with_tokens_and_costs_the_winner_s_own_prediction_is_told():
     async with (
-        EngineDouble(EngineDoubleConfig(num_blocks=600, overhead_seconds=0.4)) as a,
+        EngineDouble(EngineDoubleConfig(num_blocks=600, overhead_seconds=10.0)) as a,
         EngineDouble(EngineDoubleConfig(num_blocks=600)) as b,
         small_fleet(a, b, policy="cost", hedge=HEDGE | {"predicted_factor": 0.0}) as (ingress, _),
     ):

@@ -118,7 +118,7 @@ async def test_tokens_can_be_counted():
 @asynccontextmanager
 async def openai_client(ingress):
     async with openai.AsyncOpenAI(
-        base_url=ingress.url + "/v1", api_key="none", max_retries=0, timeout=10
+        base_url=ingress.url + "/v1", api_key="none", max_retries=0, timeout=30
     ) as client:
         yield client
 

@@ -177,7 +177,8 @@ UNSPLITTABLE = {
 
 @pytest.mark.parametrize("why", UNSPLITTABLE)
 async def test_what_cannot_be_split_is_served_whole_and_unchanged(why):
-    async with pd_stack(PD) as stack:
+    params = {"models": {"client_transfer_params": True}}
+    async with pd_stack(PD, ingress=params) as stack:
         body = COMPLETION | UNSPLITTABLE[why]
         response, _ = await read(stack, "/v1/completions", body)
         assert response.headers["x-nearkv-engine"] == "d"

@@ -166,7 +166,7 @@ async def test_an_engine_for_prefill_answers_where_no_other_can():
 
 async def test_a_prefill_engine_that_its_agent_cannot_reach_is_given_up():
     deadlines = {"unreachable_seconds": 0.2}
-    agent = {"scrape": {"interval_seconds": 0.1, "timeout_seconds": 0.3}}
+    agent = {"scrape": {"interval_seconds": 0.1, "timeout_seconds": 1.0}}
     async with pd_stack(PD, ingress={"deadlines": deadlines}, agent=agent) as stack:
         paths = ("/v1/completions", "/metrics")
         await stack.engines["p"].inject(Faults(hang_seconds=60.0, paths=paths))

@@ -234,7 +234,7 @@ async def test_a_probe_is_given_up_when_kv_is_to_be_moved():
         peer = {"node": "n1", "url": address.url}
         async with node("n2", peers=[peer], **SELDOM) as here:
             looking = asyncio.create_task(here.service.probing.look())
-            silent.settimeout(10)
+            silent.settimeout(40)
             conn, _ = await asyncio.to_thread(silent.accept)
             async with a_reader(here):
                 await looking

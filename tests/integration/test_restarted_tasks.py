@@ -75,7 +75,7 @@ async def test_the_extender_goes_on_following_the_cluster(monkeypatch):
         view = KubernetesView(ClusterView(access, config, Told()), access)
         readiness = Readiness()
         async with supervised([Job("view", view.run)], readiness, check="view"):
-            await asyncio.wait_for(view.wait_until_synced(), 10)
+            await asyncio.wait_for(view.wait_until_synced(), 30)
             fails_once(monkeypatch, ClusterState, "sweep")
             await eventually(lambda: readiness.task_failures["view"], what="it failed")
             api.put(node_object("n2"))

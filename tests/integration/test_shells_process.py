@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from tests.integration.raw_http import exchange, raw_engine, request
 from tests.integration.stack import eventually
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 40
 
 
 @asynccontextmanager

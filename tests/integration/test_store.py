@@ -181,6 +181,26 @@ async def test_a_lease_that_is_gone_is_made_up_for_by_the_store(store):
         d.give_back(address)
 
 
+async def test_two_prompts_with_one_lease_get_each_their_own(files):
+    """All prompts of one call bring the same lease, which is about one of them at most."""
+    other = list(range(1000, 1042))
+    async with (
+        node_with(files) as node,
+        FakeEngine(node.socket, "d") as d,
+        FakeEngine(node.socket, "p") as p,
+    ):
+        address = await stored(node, p)
+        await stored(node, p, tokens=other, blocks=range(40, 50))
+        await p.disconnect()
+        first = await d.lookup(address, TOKENS)
+        second = await d.lookup(address, other)
+        assert (first.num_tokens, second.num_tokens) == (WHOLE, WHOLE)
+        assert (await d.pull(address, range(20, 30), lookup=first.id)).reason == ""
+        assert (await d.pull(address, range(30, 40), lookup=second.id)).reason == ""
+        assert same(d, range(20, 30), p, BLOCKS)
+        assert same(d, range(30, 40), p, range(40, 50))
+
+
 async def test_a_lease_that_is_there_is_preferred(files):
     async with (
         node_with(files) as node,
@@ -327,11 +347,11 @@ async def test_a_store_that_is_not_there_is_named_and_left_alone(tmp_path):
 
 async def test_a_server_that_hangs_costs_one_deadline_and_is_used_again_later(make_redis):
     store = make_redis()
-    async with node_with(store, lookup_seconds=1) as node, FakeEngine(node.socket, "p") as p:
+    async with node_with(store, lookup_seconds=2) as node, FakeEngine(node.socket, "p") as p:
         await stored(node, p)
         assert (await p.lookup(in_store("r0"), TOKENS)).num_tokens == WHOLE
         os.kill(store.server.process.pid, signal.SIGSTOP)
-        pulled = asyncio.create_task(p.pull(in_store("r0"), range(20, 30), seconds=1.5))
+        pulled = asyncio.create_task(p.pull(in_store("r0"), range(20, 30), seconds=2.5))
         found = await p.lookup(in_store("r1"), TOKENS)
         assert (found.num_tokens, found.reason) == (0, Reason.DEADLINE)
         found = await p.lookup(in_store("r2"), TOKENS)

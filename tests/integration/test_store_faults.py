@@ -167,7 +167,7 @@ def test_aborts_leave_no_block_behind(site):
             ]
             site.p.get("abort")
             site.d.get("abort")
-            assert all(answer.result(20).right for answer in asked)
+            assert all(answer.result(40).right for answer in asked)
         stored(site)
 
 

@@ -27,7 +27,7 @@ from tests.extender.view.test_state import Told
 from tests.extender.view.things import LEVELS
 from tests.integration.stack import ANY_PORT, eventually
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 40
 DOCUMENT = "A long winter closed the pass above the village for weeks. " * 30
 FAST_SUMMARY = {"interval_seconds": 0.1, "drift_seconds": 0.05}
 RACK = {"rack": "r1", "zone": "z"}

@@ -178,7 +178,7 @@ async def test_engines_register_again_with_a_restarted_agent(folder):
             p.fill(range(10))
             address = await p.open_lease(TOKENS, BLOCKS)
             await d.lookup(address, TOKENS)
-        await asyncio.wait_for(p.scheduler.ended.wait(), 10)
+        await asyncio.wait_for(p.scheduler.ended.wait(), 30)
         assert not node.socket.exists()
         async with kv_node(folder=folder) as node:
             await p.reconnect()

@@ -135,7 +135,7 @@ def test_damaged_messages_end_their_own_connection_and_nothing_else(site):
         *before, last = map(encode_frame, talk)
         fds = [memories[kind].fd] * chance.choice([1, 1, 1, 0, 2, 8])
         with socket.socket(socket.AF_UNIX) as sock, suppress(ConnectionError):
-            sock.settimeout(10)
+            sock.settimeout(40)
             sock.connect(str(site.p_agent.socket))
             send_with_fds(sock, b"".join(before) + damaged(last, chance), fds)
             if chance.randrange(2):
@@ -218,13 +218,13 @@ async def test_a_lease_that_lies_costs_a_request_only_the_transfer(lie):
     async with kv_node(lease_wait_seconds=0.1) as node, FakeEngine(node.socket, "liar") as liar:
         extra = {"engine": "d", "socket": str(node.socket), "lookup_seconds": 10.0}
         with ConnectorEngine(extra) as d:
-            await eventually(lambda: d.status().result(10).registered, what="it registers")
+            await eventually(lambda: d.status().result(40).registered, what="it registers")
             told = liar.lease(TOKENS, BLOCKS)
             liar.scheduler.send(msgspec.structs.replace(told, **change))
             params = lease_params(liar.address(told.lease), 32)
             outcome = await wrapped(d.decode(TOKENS, params))
             assert (outcome.right, outcome.loaded) == (True, 0)
-            tally = d.status().result(10).tally
+            tally = d.status().result(40).tally
             assert reason in tally, tally
         await eventually(lambda: node.leases["open"] == 0, what="the lease is over", seconds=20)
         assert node.service.describe()["pulls"] == 0

@@ -22,7 +22,7 @@ from tests.integration.stack import eventually
 
 LARGE = {"layers": 2, "blocks": 24, "block_bytes": 1 << 20}
 """A pull of these blocks is more than the buffers of a connection take."""
-PULL_SECONDS = 15.0
+PULL_SECONDS = 30.0
 LEASE_SECONDS = 1.5
 TOKENS = tuple(range(33))
 
@@ -64,7 +64,7 @@ def release(agent, params):
 
 def refused(request, site, before):
     """Return why all of a load was refused, and then computed."""
-    outcome = request.result(20)
+    outcome = request.result(40)
     assert (outcome.loaded, outcome.refused, outcome.right) == (0, site.blocks, True)
     after = site.d.status.tally
     (reason,) = {key for key in after if after[key] != before.get(key)} - {"lookup/found"}
@@ -127,7 +127,7 @@ def test_a_reader_that_is_at_it_keeps_its_lease(site):
         began_at = time.monotonic()
         wait_until(lambda: time.monotonic() - began_at > LEASE_SECONDS, "it would have expired")
         gate.open()
-        assert request.result(20).loaded == site.blocks
+        assert request.result(40).loaded == site.blocks
 
 
 # -- Clocks ----------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_wall_clocks_may_jump(jumpy_site):
     with site.case(), site.held() as gate:
         request, *_ = caught(site, gate)
         gate.open()
-        assert request.result(20).loaded == site.blocks
+        assert request.result(40).loaded == site.blocks
         wait_until(lambda: site.p.status.free == site.p.status.blocks, "the lease was given back")
         params = site.prefill()
         assert site.p.get("expire") == 1
@@ -177,7 +177,7 @@ def engine(name, node, shape):
 
 
 def is_registered(one):
-    return one.status().result(10).registered
+    return one.status().result(40).registered
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one-node", "two-nodes"])
@@ -199,8 +199,8 @@ async def test_kv_of_another_kind_is_not_loaded(change, reason, apart):
         params = (await asyncio.wrap_future(p.prefill(TOKENS))).params
         outcome = await asyncio.wrap_future(d.decode(TOKENS, params))
         assert (outcome.right, outcome.loaded, outcome.refused) == (True, 0, 0)
-        assert d.status().result(10).tally == {f"lookup/{reason}": 1}
-        await eventually(lambda: p.status().result(10).free == 64, what="the lease is given back")
+        assert d.status().result(40).tally == {f"lookup/{reason}": 1}
+        await eventually(lambda: p.status().result(40).free == 64, what="the lease is given back")
 
 
 async def test_the_name_of_a_model_decides_nothing():

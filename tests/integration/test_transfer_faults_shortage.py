@@ -20,7 +20,7 @@ from tests.integration.kv_programs import (
 )
 from tests.integration.kv_site import Site
 
-PULL_SECONDS = 15.0
+PULL_SECONDS = 30.0
 
 
 @pytest.fixture(scope="module")

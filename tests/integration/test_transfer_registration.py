@@ -192,7 +192,7 @@ async def test_memory_that_its_owner_could_take_away_is_refused():
         answer = await line.next()
         assert isinstance(answer, Refused)
         assert (answer.reason, "sealed" in answer.message) == ("memory", True)
-        await asyncio.wait_for(line.ended.wait(), 10)
+        await asyncio.wait_for(line.ended.wait(), 30)
         await hello.close()
 
 
@@ -259,11 +259,11 @@ async def ends(node, data, cause, fds=()):
     """Send raw bytes; the connection must end, for that cause, and nobody else's."""
     before = node.count("connection_ends", cause=cause)
     async with line_to(node) as line:
-        line.raw.settimeout(10)
+        line.raw.settimeout(40)
         with contextlib.suppress(ConnectionError):
             send_with_fds(line.raw, data, fds)
         line.raw.settimeout(0)
-        await asyncio.wait_for(line.ended.wait(), 10)
+        await asyncio.wait_for(line.ended.wait(), 30)
     assert node.count("connection_ends", cause=cause) == before + 1
 
 
@@ -303,7 +303,7 @@ async def test_messages_of_the_wrong_role_end_the_connection():
             await engine.register()
             line = engine.workers[0] if role else engine.scheduler
             line.send(wrong)
-            await asyncio.wait_for(line.ended.wait(), 10)
+            await asyncio.wait_for(line.ended.wait(), 30)
             await engine.close()
         assert node.count("connection_ends", cause="malformed") == 2
 
@@ -313,7 +313,7 @@ async def test_a_second_registration_on_a_connection_ends_it():
         engine = FakeEngine(node.socket)
         await engine.register()
         engine.workers[0].send(engine.worker_hello(), [engine.memories[0].fd])
-        await asyncio.wait_for(engine.workers[0].ended.wait(), 10)
+        await asyncio.wait_for(engine.workers[0].ended.wait(), 30)
         await engine.close()
 
 
@@ -321,21 +321,21 @@ async def test_an_end_that_says_nothing_is_not_waited_for():
     async with watched_service(handshake_seconds=0.05) as node:
         async with line_to(node) as line:
             line.raw.send(struct.pack("<I", 100) + b"half")
-            await asyncio.wait_for(line.ended.wait(), 10)
+            await asyncio.wait_for(line.ended.wait(), 30)
         assert node.count("connection_ends", cause="no_handshake") == 1
 
 
 async def test_only_so_many_connections_are_taken():
     async with watched_service(max_connections=2) as node, FakeEngine(node.socket, "p"):
         async with line_to(node) as line:
-            await asyncio.wait_for(line.ended.wait(), 10)
+            await asyncio.wait_for(line.ended.wait(), 30)
         assert node.count("connection_ends", cause="too_many") == 1
 
 
 async def test_users_that_are_not_allowed_are_turned_away():
     async with watched_service(allowed_uids=[os.geteuid() + 1]) as node:
         async with line_to(node) as line:
-            await asyncio.wait_for(line.ended.wait(), 10)
+            await asyncio.wait_for(line.ended.wait(), 30)
         assert node.count("connection_ends", cause="not_allowed") == 1
 
 

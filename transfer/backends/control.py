@@ -336,15 +336,23 @@ class ControlServer:
     def _admit(self, control: Control) -> None:
         connection = _Connection(control, time.monotonic())
         with self._lock:
-            refused = self.closed or not self._make_room()
-            if not refused:
-                self._connections.add(connection)
-                connection.thread = threading.Thread(
-                    target=self._attend, args=(connection,), name="nearkv-control", daemon=True
-                )
-                connection.thread.start()
+            refused = self.closed or not self._make_room() or not self._begin(connection)
         if refused:
             control.close()
+
+    def _begin(self, connection: _Connection) -> bool:
+        """Give a connection its thread; False where the system has no more threads for us."""
+        thread = threading.Thread(
+            target=self._attend, args=(connection,), name="nearkv-control", daemon=True
+        )
+        self._connections.add(connection)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._connections.discard(connection)
+            return False
+        connection.thread = thread
+        return True
 
     def _make_room(self) -> bool:
         staying = [held for held in self._connections if not held.leaving]

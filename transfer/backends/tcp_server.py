@@ -28,6 +28,7 @@ from nearkv.transfer.backends.tcp_wire import (
     MAX_MESSAGE_BYTES,
     PROTOCOL,
     Channel,
+    Check,
     End,
     Offer,
     PlainChannel,
@@ -44,6 +45,9 @@ from nearkv.transfer.errors import LayoutError, ProtocolError, PullError, Reason
 from nearkv.transfer.layout import block_offsets
 
 _BACKLOG = 128
+_LAST_WORDS_SECONDS = 1.0
+"""How long a reader may take to hear why an answer ends."""
+
 _requests = msgspec.msgpack.Decoder(Request)
 
 
@@ -151,17 +155,25 @@ class TcpServer:
         connection = _Connection(channel, time.monotonic())
         with self._lock:
             closing = self._closing.is_set()
-            refused = closing or not self._make_room()
-            if not refused:
-                self._connections.add(connection)
-                connection.thread = threading.Thread(
-                    target=self._attend, args=(connection,), name="nearkv-tcp-send", daemon=True
-                )
-                connection.thread.start()
+            refused = closing or not self._make_room() or not self._begin(connection)
         if refused:
             if not closing and isinstance(channel, PlainChannel):
                 _refuse(channel, PullError(Reason.BUSY, "all connections are in use"))
             channel.close()
+
+    def _begin(self, connection: _Connection) -> bool:
+        """Give a connection its thread; False where the system has no more threads for us."""
+        thread = threading.Thread(
+            target=self._attend, args=(connection,), name="nearkv-tcp-send", daemon=True
+        )
+        self._connections.add(connection)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._connections.discard(connection)
+            return False
+        connection.thread = thread
+        return True
 
     def _channel(self, sock: socket.socket) -> PlainChannel | TlsChannel:
         if self._serving.tls is None:
@@ -219,15 +231,17 @@ class TcpServer:
                 for chunk, parts in staged:
                     check()
                     head, digest = digest + HEADER.pack(DATA, chunk.size_bytes), b""
-                    channel.send([head, *parts], check)
+                    begun = _Begun(check)
+                    channel.send([head, *parts], begun.check)
                     # After sending: the reader is at work on it, and it is in the cache.
                     digest = _digest(parts) if self._serving.checksums else b""
+                    begun.end()
             # All bytes were read by now: the kernel has a copy of them.
             order_reads()
             check()
         except TransferError:
             # A chunk that was sent is completed, so that the reason can follow.
-            channel.send([digest], _Limit(1.0).check)
+            channel.send([digest], _Limit(_LAST_WORDS_SECONDS).check)
             raise
         channel.send([digest + pack_end(End())], check)
 
@@ -268,6 +282,34 @@ class _Limit:
             raise PullError(Reason.PEER_LOST, "nothing was asked for")
 
 
+class _Begun:
+    """A chunk that is being sent: it is completed even when ``check`` says no meanwhile.
+
+    In the middle of it the reader would take the reason for data, and lose its place. A reader
+    that takes nothing gets a moment for the rest, no more.
+    """
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._error: TransferError | None = None
+        self._limit: _Limit | None = None
+
+    def check(self) -> None:
+        """Note the first error; raise when the moment for the rest is over."""
+        if self._limit is not None:
+            self._limit.check_silently()
+            return
+        try:
+            self._check()
+        except TransferError as error:
+            self._error, self._limit = error, _Limit(_LAST_WORDS_SECONDS)
+
+    def end(self) -> None:
+        """Raise what was noted, now that all of the chunk was sent."""
+        if self._error is not None:
+            raise self._error
+
+
 def _receive_request(channel: Channel, limit: _Limit) -> Request:
     (size,) = LENGTH.unpack(receive_bytes(channel, LENGTH.size, limit.check_silently))
     if size > MAX_MESSAGE_BYTES:
@@ -285,7 +327,7 @@ def _refuse(channel: Channel, error: TransferError) -> None:
         return
     try:
         end = End(reason=error.reason, message=str(error)[:500])
-        channel.send([pack_end(end)], _Limit(1.0).check)
+        channel.send([pack_end(end)], _Limit(_LAST_WORDS_SECONDS).check)
     except TransferError:
         return
 

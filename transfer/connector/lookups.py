@@ -3,11 +3,13 @@
 The shared store is asked in the same way, in place of a lease, for requests that bring none.
 
 A request that brings a lease waits for the agent's word on it, at most until a deadline; then
-it counts as nothing and D computes all itself. A lease is used once: when its load failed, or
-the request was preempted, D computes.
+it counts as nothing and D computes all itself. A request uses its lease once: when its load
+failed, or the request was preempted, D computes. Several requests may bring one lease (the
+prompts of one call do): it is needed until the last of them is done with it.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +29,7 @@ class _Asked:
     num_tokens: int | None = None
     computed: int = 0
     done: bool = False
+    needs_lease: bool = True
 
     @property
     def kind(self) -> str:
@@ -54,6 +57,7 @@ class LookupDesk:
         self._lock = threading.Lock()
         self._asked: dict[str, _Asked] = {}
         self._request_of: dict[int, str] = {}
+        self._needed: Counter[str] = Counter()
         self._next_id = 0
         self._agent_is_silent = False
 
@@ -64,6 +68,10 @@ class LookupDesk:
     def knows(self, request_id: str) -> bool:
         """Tell whether a question about a request was made, whatever became of it."""
         return request_id in self._asked
+
+    def needs(self, lease: str) -> bool:
+        """Tell whether a request that has not begun to load may still use a lease."""
+        return lease in self._needed
 
     def ask(
         self,
@@ -84,7 +92,9 @@ class LookupDesk:
             self._next_id += 1
             wait_ms = 0 if self._agent_is_silent else self._lookup_ms
             asked = _Asked(self._next_id, address, now_ms + wait_ms)
+            self._forget(request_id)
             self._asked[request_id] = asked
+            self._needed[address.lease] += 1
             self._request_of[asked.id] = request_id
             return Lookup(
                 id=asked.id,
@@ -156,6 +166,7 @@ class LookupDesk:
             asked.done = True
             if external <= 0:
                 return None
+            self._let_go(asked)
             first = asked.computed // self._block_size
             count = external // self._block_size
             return LoadJob(
@@ -164,13 +175,28 @@ class LookupDesk:
                 first_block=first,
                 target_blocks=tuple(block_ids[first : first + count]),
                 deadline_ms=self._now_ms() + self._pull_ms,
+                lookup=asked.id,
             )
 
     def drop(self, request_id: str) -> LeaseAddress | None:
-        """Forget a request; returns its lease, which nobody here needs any more."""
+        """Forget a request; returns its lease if it did not come to be loaded."""
         with self._lock:
-            asked = self._asked.pop(request_id, None)
-            if asked is None:
-                return None
-            self._request_of.pop(asked.id, None)
-            return asked.address
+            return self._forget(request_id)
+
+    def _forget(self, request_id: str) -> LeaseAddress | None:
+        asked = self._asked.pop(request_id, None)
+        if asked is None:
+            return None
+        self._request_of.pop(asked.id, None)
+        return asked.address if self._let_go(asked) else None
+
+    def _let_go(self, asked: _Asked) -> bool:
+        """Count a lease as needed no more by a request; False when it was not before."""
+        if not asked.needs_lease:
+            return False
+        asked.needs_lease = False
+        lease = asked.address.lease
+        self._needed[lease] -= 1
+        if not self._needed[lease]:
+            del self._needed[lease]
+        return True

@@ -114,7 +114,7 @@ class SchedulerSide:
         )
         return Hello(message, (self._slots_fd,))
 
-    def _agent_lost(self) -> None:
+    def _agent_lost(self, _agent_ended_it: bool) -> None:  # noqa: FBT001 (the client's form)
         self._lookups.agent_lost()
         self._leases.end_kept()
 
@@ -186,8 +186,17 @@ class SchedulerSide:
             self._give_back(self._loading.pop(request_id, None), "pulled")
 
     def _give_back(self, address: LeaseAddress | None, why: str) -> None:
-        if address is not None:
-            self._client.send(LeaseClosed(lease=address.lease, why=why))
+        """Say that a lease is not needed any more, once none of our requests needs it."""
+        if address is None or self._is_needed(address.lease):
+            return
+        if (address.engine, address.epoch) == (self._settings.engine, self._epoch):
+            # Our own lease came back to us: the word would be taken for that of its owner.
+            self._leases.end(address.lease, why)
+        self._client.send(LeaseClosed(lease=address.lease, why=why))
+
+    def _is_needed(self, lease: str) -> bool:
+        loading = self._loading.values()
+        return self._lookups.needs(lease) or any(other.lease == lease for other in loading)
 
     # -- P: prefills for others --------------------------------------------------------
 
@@ -252,6 +261,13 @@ class SchedulerSide:
         if not self._client.send(opened):
             self._leases.end(opened.lease, "agent_lost")
         return True
+
+    def end_leases(self, why: str) -> None:
+        """End all leases of this engine's blocks."""
+        for opened in self._leases.open_leases():
+            closed = self._leases.end(opened.lease, why)
+            if closed is not None:
+                self._client.send(closed)
 
     def _prefix(self, request: RequestFacts, blocks: int) -> Prefix:
         return Prefix(

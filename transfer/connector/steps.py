@@ -7,13 +7,17 @@ from nearkv.transfer.messages import LeaseAddress
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """Bring a lease's blocks from ``first_block`` on into ``target_blocks``."""
+    """Bring a lease's blocks from ``first_block`` on into ``target_blocks``.
+
+    ``lookup`` is the id of the lookup that found them.
+    """
 
     request_id: str
     address: LeaseAddress
     first_block: int
     target_blocks: tuple[int, ...]
     deadline_ms: int
+    lookup: int = 0
 
 
 @dataclass(slots=True)

@@ -29,8 +29,9 @@ from nearkv.transfer.messages import (
 )
 
 _MARGIN_MS = 250
-_AFTER_LOSS_MS = 500
-"""Movers die with their agent; this is how long the kernel is given to see to it."""
+_AFTER_LOSS_MS = 1000
+"""How long movers may live on when the agent has ended a connection: they die with it at once,
+and one that lives on kills what does not acknowledge a cancel within half a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class WorkerSide:
             first_block=job.first_block,
             target_blocks=job.target_blocks,
             deadline_ms=job.deadline_ms,
+            lookup=job.lookup,
         )
         if self._client is None or not self._client.send(message):
             self._end(pull_id, Reason.NO_AGENT)
@@ -129,8 +131,14 @@ class WorkerSide:
         if isinstance(message, PullDone):
             self._end(message.id, message.reason)
 
-    def _on_lost(self) -> None:
-        """Give up early on pulls whose agent is gone, and their movers with it."""
+    def _on_lost(self, agent_ended_it: bool) -> None:  # noqa: FBT001 (the client's form)
+        """Give up early on pulls whose agent is gone, and their movers with it.
+
+        An agent that was given up, since it took nothing any more, has not died: it may be
+        stopped, and its movers go on writing until their deadline.
+        """
+        if not agent_ended_it:
+            return
         give_up_at_ms = self._now_ms() + _AFTER_LOSS_MS
         with self._lock:
             for pending in self._pending.values():

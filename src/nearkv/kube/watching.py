@@ -12,7 +12,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, NoReturn, TypeVar
@@ -57,7 +57,8 @@ class WatchLimits:
 class Watch(Generic[T]):
     """One collection, followed; everything it calls is called from its own task.
 
-    ``on_replace`` gets all objects after each complete LIST, ``on_change`` each later event. What
+    ``on_replace`` gets all objects after each complete LIST, ``on_change`` each later event; where
+    the former returns something to wait for, no event comes before it is done. What
     they raise ends :meth:`run`. ``decode`` makes an object of its JSON; one that does not decode
     (``ValueError``, which msgspec's errors are) is counted and left out, its last state stays.
     """
@@ -68,7 +69,7 @@ class Watch(Generic[T]):
         path: str,
         *,
         decode: Callable[[bytes], T],
-        on_replace: Callable[[list[T]], None],
+        on_replace: Callable[[list[T]], Awaitable[None] | None],
         on_change: Callable[[ChangeKind, T], None],
         label_selector: str = "",
         field_selector: str = "",
@@ -185,7 +186,9 @@ class Watch(Generic[T]):
         self._course.listed(version)
         self._at_least = version
         self._heard()
-        self._on_replace(objects)
+        replaced = self._on_replace(objects)
+        if isinstance(replaced, Awaitable):
+            await replaced
         self._synced.set()
 
     def _keep_decoded(self, objects: list[T], raw: msgspec.Raw) -> None:

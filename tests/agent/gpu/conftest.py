@@ -13,7 +13,7 @@ from tests.doubles.nvml.building import build_library, has_compiler
 from tests.doubles.nvml.double import NvmlDouble
 from tests.doubles.nvml.hosts import eight_h100
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 40.0
 QUICK = {"interval_seconds": 0.02, "thorough_seconds": 0.0, "retry_seconds": 0.02}
 
 
@@ -47,7 +47,7 @@ def plan_for(double, *, limits=None, **plan):
     return WatchPlan(
         **{**QUICK, **plan},
         library_dir=double.library_dir,
-        limits=ReaderLimits(**{"quit_seconds": 2.0, **(limits or {})}),
+        limits=ReaderLimits(**{"quit_seconds": 15.0, **(limits or {})}),
     )
 
 

@@ -15,7 +15,7 @@ from nearkv.agent.gpu.watching import GpuWatch, WatchPlan
 from tests.agent.gpu.conftest import plan_for, read, until, watching
 from tests.doubles.nvml.hosts import hosts_with, uuid_of
 
-IMPATIENT = {"limits": {"call_seconds": 1.0, "open_seconds": 2.0}}
+IMPATIENT = {"limits": {"call_seconds": 1.0, "open_seconds": 2.0, "quit_seconds": 1.0}}
 
 
 def told(logs):

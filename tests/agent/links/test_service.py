@@ -241,7 +241,7 @@ def test_a_verdict_that_is_too_old_is_not_known(sockets):
 async def test_the_agent_shows_its_links(sockets):
     links = {"root": str(sockets.root), "device_dir": str(sockets.devices)}
     app = build_app(AgentSettings(links=links | {"interval_seconds": 0.02}))
-    async with TestClient(TestServer(app)) as client, asyncio.timeout(20):
+    async with TestClient(TestServer(app)) as client, asyncio.timeout(30):
         while True:
             status = await (await client.get("/v1/status")).json()
             if app[LINKS].watch.counts.readings > 1:

@@ -6,6 +6,14 @@ from nearkv.agent.movers.limits import MoverLimits
 from nearkv.agent.movers.pool import MoverPool
 from tests.agent.movers.engines import make_engine
 
+PATIENT = {
+    "start_seconds": 30.0,
+    "cancel_seconds": 15.0,
+    "forget_seconds": 15.0,
+    "offer_seconds": 20.0,
+}
+"""How long movers that do what they are told may take to it on a machine that is busy."""
+
 
 @pytest.fixture
 def engine():
@@ -28,7 +36,7 @@ async def pool_of():
 
     def make(command=None, options=None, **limits):
         given = {} if command is None else {"command": command}
-        pools.append(MoverPool(MoverLimits(**limits), options=options, **given))
+        pools.append(MoverPool(MoverLimits(**(PATIENT | limits)), options=options, **given))
         return pools[-1]
 
     yield make

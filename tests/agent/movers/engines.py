@@ -114,7 +114,7 @@ def assert_copied(source: Engine, target: Engine, blocks=BLOCKS):
             assert target.block(layer, theirs) == source.block(layer, ours)
 
 
-async def eventually(condition, *, what: str, seconds=10.0):
+async def eventually(condition, *, what: str, seconds=30.0):
     """Wait until a condition holds; fails with ``what`` when the time is up."""
     give_up_at = time.monotonic() + seconds
     while not condition():

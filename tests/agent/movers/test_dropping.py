@@ -74,7 +74,7 @@ async def test_a_pull_from_a_source_that_is_gone_ends_as_peer_lost(pool_of, engi
 
 async def test_a_mover_that_cannot_let_go_of_a_source_is_killed(pool_of, engine):
     p, d = engine("p"), engine("d")
-    pool = pool_of(command=SCRIBBLING)
+    pool = pool_of(command=SCRIBBLING, forget_seconds=0.3)
     job = scribble_job(p, d, "hoards")
     await pool.pull(type(job)(
         target=job.target, source=p.memory, request=job.request,

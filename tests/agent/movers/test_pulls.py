@@ -8,8 +8,10 @@ import pytest
 
 from nearkv.agent.movers.handle import Cause
 from nearkv.agent.movers.jobs import EngineMemory, PullJob
+from nearkv.agent.movers.limits import DEFAULT_LIMITS
 from nearkv.agent.movers.purposes import Kind
 from nearkv.transfer.backends.contract import monotonic_ms
+from nearkv.transfer.connector.settings import ConnectorSettings
 from nearkv.transfer.errors import Reason
 from nearkv.transfer.lease import SlotTable
 from tests.agent.movers.engines import (
@@ -221,6 +223,10 @@ async def test_a_program_that_cannot_be_started_is_a_lost_mover(pool_of, engine)
     pool = pool_of(command=("/nowhere/python",))
     assert (await refused(pool.pull(local_job(p, d)))).reason == Reason.MOVER_LOST
     assert pool.describe()[0].last_failure
+
+
+def test_no_mover_is_killed_for_a_slow_start_while_a_pull_has_time_left():
+    assert DEFAULT_LIMITS.start_seconds > ConnectorSettings().pull_seconds
 
 
 @pytest.mark.parametrize("program", [("/bin/cat",), ("/bin/sleep", "1000")], ids=["eof", "mute"])

@@ -56,6 +56,23 @@ async def test_messages_arrive_in_whatever_pieces_they_come(rig):
     assert [message.id for message in rig.messages] == list(range(50))
 
 
+async def test_a_fault_of_ours_ends_the_connection_and_loses_no_descriptor(rig):
+    def fail(message, fds):
+        close_fds(fds)
+        raise LookupError(message)
+
+    rig.connection._on_message = fail
+    engine = FakeEngine(Path("/nowhere"))
+    hello = encode_frame(engine.scheduler_hello())
+    before = descriptors()
+    for _ in range(3):
+        send_with_fds(rig.theirs, hello, [rig.theirs.fileno()])
+    await eventually(lambda: rig.causes, what="it ends")
+    assert rig.causes == ["defect"]
+    await eventually(lambda: descriptors() < before, what="all are closed, and the connection")
+    await engine.close()
+
+
 async def test_what_is_sent_waits_for_room_and_keeps_its_order(rig):
     done = PullDone(id=1, message="x" * 100_000)
     for _ in range(20):
@@ -64,7 +81,7 @@ async def test_what_is_sent_waits_for_room_and_keeps_its_order(rig):
     rig.theirs.settimeout(0)
     expected = encode_frame(done) * 20
     received = bytearray()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while len(received) < len(expected):
             received += await loop.sock_recv(rig.theirs, 1 << 20)
     assert received == expected

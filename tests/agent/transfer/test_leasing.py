@@ -140,41 +140,75 @@ REF = LeaseRef(id="a", slot=1, generation=2, ttl_ms=1000)
 def test_only_a_verified_lease_may_be_pulled_from():
     known = KnownLeases()
     with pytest.raises(PullError):
-        known.get("d", address())
-    known.asked("d", address())
+        known.get("d", 1, address())
+    known.asked("d", 1, address())
     with pytest.raises(PullError):
-        known.get("d", address())
-    known.verified("d", address(), (1, 2), REF)
-    assert known.get("d", address()).block_ids == (1, 2)
-    for engine, other in (("x", address()), ("d", address(epoch="2"))):
+        known.get("d", 1, address())
+    known.verified("d", 1, (1, 2), REF)
+    assert known.get("d", 1, address()).block_ids == (1, 2)
+    for engine, lookup, other in (
+        ("x", 1, address()),
+        ("d", 2, address()),
+        ("d", 1, address(epoch="2")),
+    ):
         with pytest.raises(PullError) as raised:
-            known.get(engine, other)
+            known.get(engine, lookup, other)
         assert raised.value.reason is Reason.UNKNOWN_LEASE
+
+
+def test_two_lookups_of_one_lease_keep_what_each_has_found():
+    known = KnownLeases()
+    known.asked("d", 1, address())
+    known.asked("d", 2, address())
+    known.found_in_store("d", 1, 3, "one prompt")
+    known.found_in_store("d", 2, 4, "another")
+    assert known.get("d", 1, address()).stored == "one prompt"
+    assert known.get("d", 2, address()).stored == "another"
+    assert known.take("d", "a") is not None
+    assert len(known) == 0
+
+
+def test_a_connector_that_names_no_lookup_gets_what_cannot_be_mistaken():
+    known = KnownLeases()
+    known.asked("d", 1, address())
+    known.verified("d", 1, (1, 2), REF)
+    assert known.get("d", 0, address()).block_ids == (1, 2)
+    known.asked("d", 2, address())
+    with pytest.raises(PullError):
+        known.get("d", 0, address())
+
+
+def test_a_lease_of_another_tenant_is_not_released_whoever_asked_last():
+    known = KnownLeases()
+    known.asked("d", 1, address())
+    known.asked("d", 2, address())
+    known.not_ours("d", 1)
+    assert not known.take("d", "a").may_release
 
 
 def test_a_lookup_that_ends_after_the_engine_let_go_leaves_nothing():
     known = KnownLeases()
-    known.asked("d", address())
+    known.asked("d", 1, address())
     assert known.take("d", "a").address == address()
-    known.verified("d", address(), (1, 2), REF)
+    known.verified("d", 1, (1, 2), REF)
     assert len(known) == 0
     assert known.take("d", "a") is None
 
 
 def test_an_engine_that_is_gone_takes_its_own_with_it():
     known = KnownLeases()
-    for engine, lease in (("d", "a"), ("d", "b"), ("e", "a")):
-        known.asked(engine, address(lease))
+    for lookup, (engine, lease) in enumerate((("d", "a"), ("d", "b"), ("e", "a"), ("d", "b")), 1):
+        known.asked(engine, lookup, address(lease))
     assert sorted(k.address.lease for k in known.drop_engine("d")) == ["a", "b"]
     assert len(known) == 1
 
 
 def test_known_leases_are_bounded_in_number_and_blocks():
-    known = KnownLeases(max_leases=3, max_blocks=10)
-    for lease in "abcd":
-        known.asked("d", address(lease))
+    known = KnownLeases(max_lookups=3, max_blocks=10)
+    for lookup, lease in enumerate("abcd", 1):
+        known.asked("d", lookup, address(lease))
     assert known.take("d", "a") is None
-    known.verified("d", address("c"), tuple(range(8)), REF)
-    known.verified("d", address("d"), tuple(range(8)), REF)
+    known.verified("d", 3, tuple(range(8)), REF)
+    known.verified("d", 4, tuple(range(8)), REF)
     assert len(known) == 1
-    assert len(known.get("d", address("d")).block_ids) == 8
+    assert len(known.get("d", 4, address("d")).block_ids) == 8

@@ -305,10 +305,10 @@ async def test_an_api_server_that_hangs_holds_up_one_look_only():
 
 
 async def test_after_five_minutes_without_an_api_server_many_nodes_write_on_without_a_storm():
-    """The real services of 100 nodes, with their own clocks in step; the plan alone knows 5,000."""
+    """The real services of 50 nodes, with their own clocks in step; the plan alone knows 5,000."""
     async with ApiServerDouble() as api, ApiAccess.plain(api.url) as access:
         sites = []
-        for number in range(100):
+        for number in range(50):
             site = Site(api, access, node=f"n{number}")
             site.random.seed(number)
             site.tracker = site.add(f"e{number}")
@@ -329,7 +329,7 @@ async def test_after_five_minutes_without_an_api_server_many_nodes_write_on_with
         await pass_time(300)
         assert all(site.node.log.gauges for site in sites)
         await api.start()
-        # 5,000 nodes would be allowed 50 writes a second, so these may write one.
-        assert await pass_time(900) <= 2.0
+        # 5,000 nodes would be allowed 50 writes a second, so these may write one in two.
+        assert await pass_time(900) <= 1.0
         pressed = [site.condition("KVPressure", f"e{n}")["status"] for n, site in enumerate(sites)]
         assert set(pressed) == {"True"}

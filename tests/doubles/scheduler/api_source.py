@@ -152,7 +152,7 @@ async def scheduling(
         synced = asyncio.Event()
         jobs = [asyncio.create_task(source.follow(synced))]
         try:
-            await asyncio.wait_for(synced.wait(), 10.0)
+            await asyncio.wait_for(synced.wait(), 30)
             jobs.append(asyncio.create_task(scheduler.run()))
             yield scheduler
         finally:

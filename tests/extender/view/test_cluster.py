@@ -86,7 +86,7 @@ async def watched(*objects, api_config=None, faults=None, **options):
 @asynccontextmanager
 async def synced(*objects, **options):
     async with watched(*objects, **options) as cluster:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await cluster.view.wait_until_synced()
         yield cluster
 

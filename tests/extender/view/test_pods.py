@@ -141,13 +141,10 @@ def test_a_pod_that_appears_on_another_node_is_off_the_first(store):
     assert changes.bound == {"a": "n2"}
 
 
-def test_what_is_missing_from_a_list_is_gone(store):
+def test_what_is_missing_from_a_list_is_told(store):
     put(store, pod("a"), pod("b", "n2"))
-    changes = PodChanges()
-    store.replace([pod("b", "n2"), pod("c", "n3")], 7.0, changes)
-    assert (changes.gone, changes.bound, changes.nodes) == (["a"], {"c": "n3"}, {"n1", "n3"})
-    assert store.on_node("n1").left_at == 7.0
-    assert len(store) == 2
+    assert store.missing_from({"b", "c"}) == ["a"]
+    assert store.missing_from({"a", "b"}) == []
 
 
 def test_a_node_that_is_gone_is_forgotten_once_no_pod_is_said_to_be_there(store):

@@ -152,6 +152,24 @@ def test_pods_that_ended_give_back_what_they_had_in_lists_too(state):
     assert (snapshot.requested.tolist(), snapshot.left_at.tolist()) == ([1], [8.0])
 
 
+def test_a_long_list_is_taken_in_steps_and_the_ledger_hears_of_it_at_the_end(state, told):
+    state.nodes_listed([facts("n1"), facts("n2")])
+    state.pods_listed([seen(pod("old", "n1"))], 1.0)
+    state.publish(1.0)
+    told.news.clear()
+    pods = [seen(pod(f"u{i}", "n2", devices=1)) for i in range(3000)]
+    steps = 0
+    for _ in state.listing_pods(pods, 2.0):
+        steps += 1
+        state.publish(2.0)
+        assert told.news == []
+    assert steps >= 7
+    snapshot = state.publish(3.0)
+    assert snapshot.requested.tolist() == [0, 3000]
+    assert ("forget", "old") in told.news
+    assert len(told.news) == 3001
+
+
 def test_the_ledger_hears_which_pods_a_report_covers(state, told):
     state.report_arrived(report(pods=("u", "v")))
     state.report_arrived(report(pods=("u", "v"), at=5.0))

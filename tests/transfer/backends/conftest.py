@@ -3,16 +3,16 @@
 import pytest
 
 from nearkv.transfer.backends.tcp import TcpBackend
-from tests.transfer.backends.kinds import CHUNK_BYTES, KINDS, Kind
-from tests.transfer.backends.rig import Rig, layout, slow_layout
+from tests.transfer.backends.kinds import CHUNK_BYTES, KINDS, NATIVE, Kind
+from tests.transfer.backends.rig import Rig, layout, slow_layout, usable
+
+# Only in the processes that test_native_contract.py starts.
+collect_ignore = () if NATIVE else ("test_native_faults.py",)
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
 def kind(request):
-    reason = request.param.missing()
-    if reason:
-        pytest.skip(reason)
-    return request.param
+    return usable(request.param)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from nearkv.transfer.errors import Reason, TransferError
 from nearkv.transfer.layout import KvMemory
 from nearkv.transfer.lease import SLOT_BYTES, Slot, SlotTable
 from nearkv.transfer.memory import create_memory, create_slots, open_memory, open_region
-from tests.transfer.backends.kinds import SLOW_PULL_BYTES
+from tests.transfer.backends.kinds import SLOW_PULL_BYTES, Kind
 
 PATIENCE_MS = 30_000
 UNTOUCHED = 0xEE
@@ -87,6 +87,13 @@ class WatchedSlots(SlotTable):
         if self.looks == self.nth:
             self.hook()
         return slot
+
+
+def usable(kind: Kind) -> Kind:
+    """Return a kind; skips the test where it cannot run."""
+    if reason := kind.missing():
+        pytest.skip(reason)
+    return kind
 
 
 def reason_of(call: Callable[[], object]) -> Reason:

@@ -30,7 +30,7 @@ SUITES = (
 
 @pytest.mark.skipif(NATIVE is not None, reason="this is the process of its own")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("transports", ["all", "tcp"])
+@pytest.mark.parametrize("transports", [pytest.param("all", marks=pytest.mark.slow), "tcp"])
 @pytest.mark.parametrize("name", sorted(NATIVE_KINDS))
 def test_a_native_transport_keeps_the_contract(name, transports):
     reason = NATIVE_KINDS[name].missing()

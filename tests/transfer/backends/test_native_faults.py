@@ -16,12 +16,9 @@ from nearkv.transfer.backends.contract import Fence, Link, PullRequest, Region, 
 from nearkv.transfer.backends.native_transport import check_alone
 from nearkv.transfer.errors import PullError, Reason, TransferError
 from nearkv.transfer.memory import create_memory, open_region
-from tests.transfer.backends.kinds import NATIVE
 from tests.transfer.backends.native_source_program import FILLED, TICKET
 from tests.transfer.backends.rig import PATIENCE_MS, HookedStop, layout, patient
 from tests.transfer.backends.test_contract import slow_layout
-
-pytestmark = pytest.mark.skipif(NATIVE is None, reason="test_native_contract.py runs it")
 
 
 @dataclass

@@ -6,6 +6,7 @@ import pytest
 
 from nearkv.transfer.backends.contract import monotonic_ms
 from nearkv.transfer.errors import PullError, Reason, TransferError
+from tests.transfer.backends.kinds import KINDS
 from tests.transfer.backends.rig import (
     PATIENCE_MS,
     UNTOUCHED,
@@ -13,16 +14,16 @@ from tests.transfer.backends.rig import (
     patient,
     reason_of,
     slow_layout,
+    usable,
 )
 
 REFUSED = (Reason.AUTH, Reason.PEER_REFUSED)
 
 
-@pytest.fixture
-def make_rig(make_rig, kind):
-    if kind.handed_over:
-        pytest.skip("handed over: there is no server to refuse anything")
-    return make_rig
+@pytest.fixture(params=[it for it in KINDS if not it.handed_over], ids=lambda kind: kind.name)
+def kind(request):
+    """Those that are handed over have no server to refuse anything."""
+    return usable(request.param)
 
 
 @pytest.mark.parametrize("ticket", [b"\0" * 16, b"", b"x" * 64], ids=["zeros", "empty", "long"])

@@ -1,6 +1,7 @@
 """What networks do to ``tcp``, and offers that cannot be meant."""
 
 import socket
+import threading
 
 import msgspec
 import pytest
@@ -134,6 +135,25 @@ def test_a_server_that_cannot_listen_says_so(make_tcp):
     with pytest.raises(PullError, match=r"cannot listen on 127\.0\.0\.1") as caught:
         TcpBackend(port=rig.server.port).serve(rig.source)
     assert caught.value.reason is Reason.NO_PATH
+
+
+def test_a_reader_that_gets_no_thread_is_turned_away_and_the_next_is_served(make_tcp, monkeypatch):
+    rig = make_tcp()
+    start = threading.Thread.start
+    tries = []
+
+    def scarce(thread):
+        if thread.name == "nearkv-tcp-send":
+            tries.append(thread)
+            if len(tries) == 1:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    grant = rig.grant([0, 1])
+    assert reason_of(lambda: rig.pull(grant, [5, 6])) in {Reason.BUSY, Reason.PEER_LOST}
+    rig.pull(grant, [5, 6])
+    assert len(tries) == 2
 
 
 def test_an_advertised_address_goes_into_the_offer(make_tcp):

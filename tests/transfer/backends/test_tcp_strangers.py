@@ -8,8 +8,11 @@ import time
 import msgspec
 import pytest
 
+from nearkv.transfer.backends import tcp_server
 from nearkv.transfer.backends.contract import monotonic_ms
 from nearkv.transfer.backends.tcp_wire import (
+    DATA,
+    DIGEST,
     END,
     HEADER,
     LENGTH,
@@ -18,12 +21,28 @@ from nearkv.transfer.backends.tcp_wire import (
     pack_message,
 )
 from nearkv.transfer.errors import Reason
-from tests.transfer.backends.rig import PATIENCE_MS, HookedStop, patient, reason_of
+from tests.transfer.backends.rig import (
+    PATIENCE_MS,
+    HookedStop,
+    patient,
+    reason_of,
+    slow_layout,
+)
 from tests.transfer.backends.tls import contexts, missing_openssl
 
 
 def stranger(rig):
     return socket.create_connection((rig.server.host, rig.server.port), timeout=PATIENCE_MS / 1000)
+
+
+def taken(sock, size):
+    """Return so many bytes."""
+    data = bytearray()
+    while len(data) < size:
+        part = sock.recv(min(1 << 20, size - len(data)))
+        assert part, f"closed after {len(data)} of {size} bytes"
+        data += part
+    return bytes(data)
 
 
 def answer_of(sock):
@@ -111,6 +130,29 @@ def test_a_stranger_that_takes_its_time_is_shown_out(make_tcp, sent, reason):
     with stranger(rig) as sock:
         sock.sendall(sent)
         assert answer_of(sock) is reason
+
+
+@pytest.mark.parametrize("checksums", [True, False], ids=["digest", "no-digest"])
+def test_a_reader_hears_why_when_its_lease_ends_while_it_takes_nothing(
+    make_tcp, monkeypatch, checksums
+):
+    monkeypatch.setattr(tcp_server, "_LAST_WORDS_SECONDS", PATIENCE_MS / 1000)
+    chunk = slow_layout().block_bytes * slow_layout().blocks  # more than any buffer takes
+    rig = make_tcp(lanes=1, chunk_bytes=2 * chunk, checksums=checksums)
+    slots = rig.source.slots
+    grant = rig.grant(range(slow_layout().blocks))
+    slots.nth, slots.hook = slots.looks + 2, lambda: rig.engine_slots.close(0)
+    whole = {"count": slow_layout().blocks, "end": 2 * slow_layout().blocks}
+    with stranger(rig) as sock:
+        sock.sendall(ask(ticket=grant.ticket, block_bytes=slow_layout().block_bytes, **whole))
+        end = time.monotonic() + PATIENCE_MS / 1000
+        while slots.looks <= slots.nth:  # it has found the lease closed, in the middle of sending
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        kind, size = HEADER.unpack(taken(sock, HEADER.size))
+        assert kind == DATA
+        taken(sock, size + (DIGEST.size if checksums else 0))
+        assert answer_of(sock) is Reason.STALE
 
 
 @pytest.mark.parametrize("settings", [{"handshake_seconds": 0.05}, {"idle_seconds": 0.05}], ids=str)

@@ -11,7 +11,7 @@ import pytest
 from nearkv.transfer.framing import FrameReader, encode_frame, receive_with_fds
 from nearkv.transfer.messages import FromEngine, Registered
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 30.0
 
 
 class QuietAgent:

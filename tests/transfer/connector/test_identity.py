@@ -4,7 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from nearkv.transfer.connector.identity import describe_engine, weights_digest
+from nearkv.transfer.connector.identity import (
+    attention_kernels,
+    describe_engine,
+    name_of_rank,
+    weights_digest,
+)
 from nearkv.transfer.errors import PacketError, Reason
 from nearkv.transfer.layout import KvMemory
 from nearkv.transfer.manifest import LeaseRef, Manifest, Prefix, Source, check_fit
@@ -41,7 +46,10 @@ def vllm_config(model, **fields):
         parallel_config=SimpleNamespace(
             tensor_parallel_size=fields.get("tp", 1), pipeline_parallel_size=1
         ),
-        cache_config=SimpleNamespace(kv_cache_layout=fields.get("layout", "LBHNC")),
+        cache_config=SimpleNamespace(
+            kv_cache_layout=fields.get("layout", "LBHNC"),
+            cache_dtype=fields.get("cache_dtype", "auto"),
+        ),
     )
 
 
@@ -128,3 +136,58 @@ def test_small_and_several_files_are_digested(tmp_path):
     weights(folder, b"1", "other.safetensors")
     assert weights_digest(str(folder), None) != before
     assert weights_digest("org/model", "r1") != weights_digest("org/model", "r2")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "reason"),
+    [
+        (("bfloat16", "auto"), ("bfloat16", "bfloat16"), None),
+        (("uint8", "fp8"), ("uint8", "fp8_e4m3"), None),
+        (("uint8", "fp8_e5m2"), ("uint8", "fp8_e4m3"), Reason.DTYPE),
+        (("uint8", "nvfp4"), ("uint8", "fp8"), Reason.DTYPE),
+    ],
+)
+def test_types_that_are_all_kept_as_bytes_are_told_apart(tmp_path, ours, theirs, reason):
+    model = weights(tmp_path / "a", b"w")
+    one, other = (
+        describe(vllm_config(model, cache_dtype=cache_dtype), kv_dtype=kv_dtype)
+        for kv_dtype, cache_dtype in (ours, theirs)
+    )
+    assert refusal(one, other) is reason
+
+
+def test_kernels_that_arrange_blocks_differently_do_not_fit(tmp_path):
+    config = vllm_config(weights(tmp_path / "a", b"w"))
+    amx, plain = (describe(config, kernels=kernels) for kernels in ("CPU_ATTN.amx", "CPU_ATTN.vec"))
+    assert refusal(amx, amx) is None
+    assert refusal(amx, plain) is Reason.LAYOUT
+
+
+def test_kernels_are_those_of_the_layers_that_have_kv():
+    class Backend:
+        @staticmethod
+        def get_name():
+            return "CPU_ATTN"
+
+    context = {
+        "a": SimpleNamespace(attn_backend=Backend, isa="amx"),
+        "b": SimpleNamespace(attn_backend=Backend),
+        "moe": SimpleNamespace(),
+    }
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
+    assert attention_kernels(config, ["a"]) == "CPU_ATTN.amx"
+    assert attention_kernels(config, ["a", "b"]) == "CPU_ATTN+CPU_ATTN.amx"
+    assert attention_kernels(config, ["moe", "elsewhere"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("engine_id", "fields", "name"),
+    [
+        ("3f2a", {}, "pod"),
+        ("3f2a_dp0", {"data_parallel_index": 0}, "pod/dp0"),
+        ("3f2a_dp1", {"data_parallel_index": 1}, "pod/dp1"),
+        ("3f2a_dp1", {"data_parallel_index": 1, "data_parallel_external_lb": True}, "pod"),
+    ],
+)
+def test_ranks_of_one_server_have_names_of_their_own(engine_id, fields, name):
+    assert name_of_rank("pod", engine_id, SimpleNamespace(**fields)) == name

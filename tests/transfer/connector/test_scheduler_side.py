@@ -187,6 +187,49 @@ def test_aborting_before_the_load_gives_the_lease_back(registered, agent):
     assert agent.next() == LeaseClosed(lease="far", why="unused")
 
 
+def test_a_lease_that_two_requests_brought_is_given_back_by_the_last(registered, agent, eventually):
+    lookups = []
+    for name in ("r1", "r2"):
+        registered.request_added(facts(name, 70), lease_params(REMOTE, 64))
+        lookups.append(agent.next())
+    agent.say(LookupDone(id=lookups[0].id, num_tokens=64))
+    eventually(lambda: registered.matched_tokens("r1", 0, 70) == 64)
+    registered.allocated("r1", [5, 6, 7], 64)
+    (job,) = registered.take_plan().loads
+    assert job.lookup == lookups[0].id
+    finish(registered, facts("r2", 70), completed=False)  # r1 still loads
+    registered.request_added(facts("r3", 70), lease_params(REMOTE, 64))
+    assert isinstance(agent.next(), Lookup)
+    registered.loads_finished(["r1"])  # r3 has not begun
+    finish(registered, facts("r3", 70), completed=False)
+    assert agent.next() == LeaseClosed(lease="far", why="unused")
+    finish(registered, facts("r1", 80))
+    assert isinstance(agent.next(), OpenLease)
+
+
+def test_a_reset_of_the_cache_ends_all_leases(registered, agent):
+    opened = []
+    for name in ("r1", "r2"):
+        finish(registered, facts(name, 70))
+        opened.append(agent.next())
+    registered.end_leases("reset")
+    assert [agent.next() for _ in opened] == [
+        LeaseClosed(lease=lease.lease, why="reset") for lease in opened
+    ]
+    assert registered.take_plan().released == ["r1", "r2"]
+
+
+def test_a_lease_of_its_own_that_comes_back_is_ended_here(registered, agent):
+    """The agent takes the word for the owner's, so that nobody would tell the engine to end it."""
+    _, answer = finish(registered, facts("r1", 70))
+    opened = agent.next()
+    registered.request_added(facts("r2", 70), answer)
+    assert isinstance(agent.next(), Lookup)
+    registered.allocated("r2", [5, 6, 7], 0)  # all of it was in the prefix cache
+    assert agent.next() == LeaseClosed(lease=opened.lease, why="unused")
+    assert registered.take_plan().released == ["r1"]
+
+
 def test_a_request_waits_for_no_lookup_when_no_agent_is_there(side):
     side.request_added(facts("r1", 70), lease_params(REMOTE, 64))
     assert side.matched_tokens("r1", 0, 70) == 0

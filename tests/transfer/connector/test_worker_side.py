@@ -143,10 +143,32 @@ def test_a_lost_agent_ends_loads_soon_but_not_before_its_movers_are_dead(
     agent.hang_up()
     eventually(lambda: registered._client.registered is None)
     assert registered.take_ended().request_ids == set()
-    clock.ms += 499
+    clock.ms += 999
     assert registered.take_ended().request_ids == set()
     clock.ms += 1
     assert registered.take_ended().failed_blocks == {4, 5}
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Clients that give up soon on an agent that takes nothing."""
+    monkeypatch.setattr("nearkv.transfer.agent_client._SEND_SECONDS", 0.2)
+
+
+def test_an_agent_that_is_only_stopped_does_not_end_loads_early(
+    impatient, registered, clock, eventually
+):
+    """Its movers are alive and write; only their deadline ends them."""
+    for number in range(100):
+        job = load(f"r{number}", blocks=range(20_000 * number, 20_000 * (number + 1)))
+        registered.begin(StepPlan(loads=[job]))
+    eventually(lambda: registered._client.registered is None)
+    clock.ms = 3000 + MOVER_GRACE_MS
+    ended = registered.take_ended()
+    assert registered.tally.take().get("load/agent_lost") is None
+    assert "r0" not in ended.request_ids
+    clock.ms = 3000 + 2 * MOVER_GRACE_MS
+    assert "r0" in registered.take_ended().request_ids
 
 
 def test_cancelling_waits_for_the_agents_word(registered, agent, eventually):
