@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-# Warnings show in the programs that tests start, too.
-PYTEST := PYTHONWARNINGS=default $(RUN) -m pytest -q
-# Most tests wait for programs, so a few at a time take half the time.
+# Warnings show in the programs that tests start, too. Bytecode is kept: compiling the tests anew
+# would take each worker, and each of these programs, more time than loading them.
+PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONWARNINGS=default $(RUN) -m pytest -q
+# Most tests wait for programs, so a few at a time take half the time. The order is that of
+# tests/conftest.py: the long files first.
 FAST := $(PYTEST) --numprocesses 3 --dist loadfile --no-loadscope-reorder -m 'not vllm and not slow'
 # Machines are shared: what failed beside others is run once more by itself, and has to pass then.
 AGAIN := { echo "once more, what failed:"; $(PYTEST) --last-failed --last-failed-no-failures none; }

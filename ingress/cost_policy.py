@@ -20,7 +20,7 @@ from nearkv.ingress.routing import (
     Rung,
     decide_by_ledger,
     decision_for,
-    has_room,
+    has_room_for,
 )
 
 
@@ -101,9 +101,8 @@ def _sort_out(
 ) -> tuple[list[Entrant], list[Entrant]]:
     """Return the engines to choose from, and those of which nothing is known.
 
-    The best are those that may answer and have KV free for the whole prompt, its cached part
-    too. Where none has, an engine's own queue is the place to wait; engines for prefill come
-    last.
+    The best are those that may answer and have KV free for what is new to them. Where none has,
+    an engine's own queue is the place to wait; engines for prefill come last.
     """
     best: list[Entrant] = []
     tight: list[Entrant] = []
@@ -112,13 +111,14 @@ def _sort_out(
     tokens = ask.tokens
     for entrant in entrants:
         candidate = entrant.candidate
+        held_tokens = entrant.quote.held_tokens
         if candidate.freshness is Freshness.UNKNOWN:
             unknown.append(entrant)
-        elif has_room(candidate, gate):
+        elif has_room_for(candidate, gate, tokens, held_tokens):
             free_tokens = candidate.free_tokens
             if candidate.role == "prefill" and ask.roles:
                 prefill.append(entrant)
-            elif free_tokens is not None and free_tokens < tokens:
+            elif free_tokens is not None and free_tokens < tokens - held_tokens:
                 tight.append(entrant)
             else:
                 best.append(entrant)

@@ -155,6 +155,19 @@ def has_room(candidate: Candidate, gate: Gate) -> bool:
     return candidate.free_ratio * candidate.total_bytes >= threshold
 
 
+def has_room_for(candidate: Candidate, gate: Gate, tokens: int, held_tokens: int) -> bool:
+    """Tell whether an engine may take a prompt of which it has ``held_tokens``.
+
+    Below the threshold it may where it has most of the prompt and free KV for the rest. Sent
+    elsewhere, all of it would be computed and kept once more, in memory that is short already
+    (decision 20).
+    """
+    if has_room(candidate, gate):
+        return True
+    free_tokens = candidate.free_tokens
+    return free_tokens is not None and tokens - held_tokens <= min(free_tokens, held_tokens)
+
+
 def decide_by_ledger(usable: Sequence[Candidate], turn: int) -> Decision:
     """Choose without state: fewest requests of our own in flight, else in turn."""
     loads = {c.in_flight for c in usable}

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from nearkv.freshness import Freshness
 from nearkv.ingress.cost_policy import Ask, CostRules, Entrant, decide_by_cost, gate_for
 from nearkv.ingress.quoting import EngineTerms, Weights, quote
-from nearkv.ingress.routing import Candidate, Gate, Rung, has_room
+from nearkv.ingress.routing import Candidate, Gate, Rung, has_room_for
 
 TOKENS = 4096
 RULES = CostRules()
@@ -120,10 +120,27 @@ def test_the_floor_share_waits_for_enough_requests_and_spares_urgent_ones():
     assert choose(hot, entrant("z"), rules=CostRules(floor_share=0.0))[0] == "a"
 
 
-def test_an_engine_without_room_for_the_whole_prompt_is_passed_over_while_others_have_it():
-    small = entrant("a", cached_tokens=4000, free_tokens=TOKENS - 1)
+def test_an_engine_without_room_for_what_is_new_is_passed_over_while_others_have_it():
+    new = TOKENS - 4000
+    small = entrant("a", cached_tokens=4000, free_tokens=new - 1)
     assert choose(small, entrant("b", free_tokens=TOKENS))[0] == "b"
     assert choose(small, entrant("b", free_tokens=TOKENS - 1))[0] == "a"
+    enough = entrant("a", cached_tokens=4000, free_tokens=new)
+    assert choose(enough, entrant("b", free_tokens=TOKENS))[0] == "a"
+
+
+@pytest.mark.parametrize(
+    ("held", "free_tokens", "expected"),
+    [
+        pytest.param(TOKENS - 500, 500, "a", id="room for the rest"),
+        pytest.param(TOKENS - 500, 499, "b", id="no room for the rest"),
+        pytest.param(TOKENS // 2 - 1, TOKENS, "b", id="has less than half"),
+        pytest.param(TOKENS - 500, None, "b", id="room unknown"),
+    ],
+)
+def test_a_full_engine_takes_prompts_that_it_has_most_of(held, free_tokens, expected):
+    full = entrant("a", cached_tokens=held, free_ratio=0.01, free_tokens=free_tokens)
+    assert choose(full, entrant("b"))[0] == expected
 
 
 def test_prefill_engines_answer_only_where_nobody_else_can():
@@ -314,6 +331,15 @@ def test_the_order_of_engines_changes_nothing(orders, ask):
     assert first == second
 
 
+def has_memory_for_what_is_new(one):
+    free_tokens = one.candidate.free_tokens
+    return free_tokens is None or free_tokens >= TOKENS - one.quote.held_tokens
+
+
+def may_take(one):
+    return has_room_for(one.candidate, GATE, TOKENS, one.quote.held_tokens)
+
+
 @given(fleets(), asks)
 def test_gated_engines_get_nothing_while_another_can_serve(fleet, ask):
     decision = decide_by_cost(fleet, ask, RULES, GATE)
@@ -321,7 +347,7 @@ def test_gated_engines_get_nothing_while_another_can_serve(fleet, ask):
     able = [
         e.candidate.engine
         for e in usable
-        if e.candidate.freshness is UNKNOWN or has_room(e.candidate, GATE)
+        if e.candidate.freshness is UNKNOWN or may_take(e)
     ]
     assert (decision.engine is None) == (not able)
     assert decision.engine is None or decision.engine in able
@@ -332,9 +358,8 @@ def test_what_is_chosen_is_never_much_dearer_than_the_cheapest(fleet, ask):
     ask = replace(ask, roles=False)
     decision = decide_by_cost(fleet, ask, RULES, GATE)
     known = [e for e in fleet if not e.candidate.avoid and e.candidate.freshness is not UNKNOWN]
-    able = [e for e in known if has_room(e.candidate, GATE)]
-    able = [e for e in able if (e.candidate.free_tokens or 2**40) >= TOKENS]
-    assume(all(e.candidate.free_tokens != 0 for e in able) and able)
+    able = [e for e in filter(may_take, known) if has_memory_for_what_is_new(e)]
+    assume(able)
     chosen = next(e for e in able if e.candidate.engine == decision.engine)
     best_ms = min(e.quote.cost_ms for e in able)
     allowed = max(

