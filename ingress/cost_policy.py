@@ -132,7 +132,7 @@ def _choose(pool: list[Entrant], ask: Ask, rules: CostRules) -> Decision:
     own = _of_the_session(pool, best_ms, rules)
     if own is not None:
         return _decision(own)
-    starved = _starved(pool, best_ms, ask, rules)
+    starved = _starved(pool, ask, rules)
     if starved is not None:
         return decision_for(starved.candidate, "floor_share")
     limit_ms = best_ms + max(rules.near_tie_ms, best_ms * rules.near_tie_ratio)
@@ -153,23 +153,24 @@ def _of_the_session(pool: Sequence[Entrant], best_ms: float, rules: CostRules) -
     return own if own.quote.cost_ms <= limit_ms else None
 
 
-def _starved(pool: Sequence[Entrant], best_ms: float, ask: Ask, rules: CostRules) -> Entrant | None:
+def _starved(pool: Sequence[Entrant], ask: Ask, rules: CostRules) -> Entrant | None:
     """Return an idle engine whose share is below the floor: it learns hot prefixes so.
 
-    It counts once enough requests were given for shares to mean something. Urgent requests
-    teach nobody.
+    It counts once enough requests were given for shares to mean something. What the request's
+    own time becomes is limited; that others are crowded is the price of learning. Urgent
+    requests teach nobody.
     """
     least = rules.floor_share * sum([e.requests for e in pool])
     if least < 1.0 or ask.priority > 0:
         return None
-    limit_ms = best_ms + rules.floor_ms
+    limit_ms = min([e.quote.first_token_ms for e in pool]) + rules.floor_ms
     starved = [
         e
         for e in pool
         if e.requests < least
         and not e.candidate.in_flight
         and not e.candidate.queue
-        and e.quote.cost_ms <= limit_ms
+        and e.quote.first_token_ms <= limit_ms
     ]
     return min(starved, key=lambda e: (e.requests, e.candidate.engine), default=None)
 

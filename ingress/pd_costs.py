@@ -5,16 +5,17 @@
     here  = wait + T(missing here)
     pair  = max(wait at P + T(missing at P) + hop, wait at D)
             + set-up(P, D) + KV bytes of what D lacks / bandwidth(P, D)
-    T(n)  = n * seconds per token * (1 + stall weight * requests decoding there + crowding weight)
+    T(n)  = n * seconds per token * (1 + stall weight * requests decoding there) + crowding price
 
 All in seconds of the request's own time. D's queue drains while P computes, so of the two
 waits only the longer one counts. The stall weight prices what a prefill does to the answers
-being decoded beside it (reference/transfer.md section 11 calls it alpha), the crowding weight
-what a token computed anew does to later requests (policy ``cost``, see ``quoting``).
+being decoded beside it (reference/transfer.md section 11 calls it alpha), the crowding price
+what tokens computed anew do to later requests (policy ``cost``, see ``quoting``).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from nearkv.ingress.quoting import Weights
 from nearkv.path_cost import PathCost
 
 
@@ -28,8 +29,7 @@ class CostTerms:
 
     hop_seconds: float = 0.002
     hysteresis_ratio: float = 0.1
-    decode_stall_weight: float = 0.02
-    crowding_weight: float = 0.0
+    weights: Weights = field(default_factory=lambda: Weights(crowding=0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,11 @@ class EngineCost:
 
 def local_seconds(engine: EngineCost, terms: CostTerms) -> float:
     """Return the time until an engine has computed the prompt by itself."""
-    disturbed = 1.0 + terms.decode_stall_weight * engine.decoding + terms.crowding_weight
-    return engine.wait_seconds + engine.missing_tokens * engine.seconds_per_token * disturbed
+    weights = terms.weights
+    seconds = engine.missing_tokens * engine.seconds_per_token
+    disturbed = seconds * weights.decode_stall * engine.decoding
+    crowding = weights.crowding_ms(seconds * 1000) / 1000
+    return engine.wait_seconds + seconds + disturbed + crowding
 
 
 def pair_seconds(

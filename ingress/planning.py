@@ -116,12 +116,7 @@ class Planner:
         traits = self._know.fleet.traits(job.parsed.model)
         if not traits.movers:
             return alone
-        weights = self._weights.for_priority(job.priority)
-        terms = replace(
-            self._terms,
-            decode_stall_weight=weights.decode_stall,
-            crowding_weight=weights.crowding,
-        )
+        terms = replace(self._terms, weights=self._weights.for_priority(job.priority))
         weigher = self._weigher(job, candidates, traits, engines, terms)
         compared = self._compare(job, weigher, costed.decision, turn)
         if compared.split is None:

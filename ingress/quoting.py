@@ -5,14 +5,16 @@
     wait        for what was sent there before
     recompute   fixed part of a request + tokens not cached * ms per token
     load        cached tokens that lie on a slower tier than the device
-    disturb     what the computing costs others: recompute * (stall weight * requests decoding
-                there + crowding weight)
+    disturb     what the computing costs others: recompute * stall weight * requests decoding
+                there, and its crowding price
 
 The first three are the request's own time to its first token; their sum and ``disturb`` is
-what engines are compared by. The crowding weight is the price of what a token computed anew
-does to later requests: it pushes a cached block out, and delays those behind it.
+what engines are compared by. The crowding price is of what tokens computed anew do to later
+requests: each pushes a cached block out, and delays those behind it. It grows ever more slowly
+towards a limit, so that the longest prompts, whose users wait longest, look to their own time.
 """
 
+import math
 from dataclasses import dataclass
 
 import msgspec
@@ -37,17 +39,27 @@ class EngineTerms(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What the trouble for others counts, beside a request's own time."""
+    """What the trouble for others counts, beside a request's own time.
+
+    ``crowding`` is its price for a short computing, as a share of that; ``crowding_most_ms`` for
+    an endless one.
+    """
 
     decode_stall: float = 0.02
     crowding: float = 1.0
+    crowding_most_ms: float = math.inf
 
     def for_priority(self, priority: int) -> "Weights":
         """Return the weights for a request: urgent ones look to themselves, others twice."""
         if priority == 0:
             return self
         factor = 0.0 if priority > 0 else 2.0
-        return Weights(self.decode_stall * factor, self.crowding * factor)
+        return Weights(self.decode_stall * factor, self.crowding * factor, self.crowding_most_ms)
+
+    def crowding_ms(self, recompute_ms: float) -> float:
+        """Return the crowding price of computing for so long."""
+        price = self.crowding * recompute_ms
+        return price / (1.0 + price / self.crowding_most_ms)
 
 
 class Quote(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -79,7 +91,8 @@ def quote(candidate: Candidate, terms: EngineTerms, tokens: int, weights: Weight
     load_ms = 0.0
     if candidate.host_tokens or candidate.disk_tokens:
         load_ms = _load_ms(candidate, cached, terms)
-    disturb_ms = recompute_ms * (weights.decode_stall * terms.decoding + weights.crowding)
+    disturb_ms = recompute_ms * weights.decode_stall * terms.decoding
+    disturb_ms += weights.crowding_ms(recompute_ms)
     wait_ms = terms.wait_ms
     cost_ms = wait_ms + recompute_ms + load_ms + disturb_ms
     return Quote(candidate.engine, cached, wait_ms, recompute_ms, load_ms, disturb_ms, cost_ms)

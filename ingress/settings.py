@@ -238,7 +238,9 @@ class PdSettings(SettingsGroup):
     @property
     def terms(self) -> CostTerms:
         """The terms of the cost model."""
-        return CostTerms(self.hop_seconds, self.hysteresis_ratio, self.decode_stall_weight)
+        return CostTerms(
+            self.hop_seconds, self.hysteresis_ratio, Weights(self.decode_stall_weight, crowding=0.0)
+        )
 
 
 class CostSettings(SettingsGroup):
@@ -257,12 +259,19 @@ class CostSettings(SettingsGroup):
     floor_share: float = Field(
         0.01, ge=0, le=0.2, description="Share of requests that an idle engine gets; 0: none."
     )
-    floor_ms: float = Field(500.0, ge=0, description="What such a request may cost more at most.")
+    floor_ms: float = Field(
+        500.0, ge=0, description="What it may take longer than elsewhere at most."
+    )
     crowding_weight: float = Field(
-        1.1,
+        3.0,
         ge=0,
         description="Price of computing a token anew beyond its own time, as a share of that: it "
-        "pushes out a cached one and delays the requests behind.",
+        "pushes out a cached one and delays the requests behind ...",
+    )
+    crowding_most_ms: float = Field(
+        3000.0,
+        gt=0,
+        description="... and what it grows to at most, for prompts that take long themselves.",
     )
     host_bytes_per_second: float = Field(
         20e9, gt=0, description="Rate at which engines bring cached KV back from host memory."
@@ -286,7 +295,7 @@ class CostSettings(SettingsGroup):
 
     def weights(self, decode_stall_weight: float) -> Weights:
         """Return what the trouble for others counts."""
-        return Weights(decode_stall_weight, self.crowding_weight)
+        return Weights(decode_stall_weight, self.crowding_weight, self.crowding_most_ms)
 
 
 class IngressSettings(ServiceSettings):

@@ -17,7 +17,7 @@ class CostWorld(World):
     """The same fleet, planned for by cost."""
 
     def __init__(self, cost=None, **settings):
-        cost = {"crowding_weight": 1.0} | (cost or {})  # round figures
+        cost = {"crowding_weight": 1.0, "crowding_most_ms": 1e12} | (cost or {})  # round figures
         super().__init__(policy=Policy.COST, cost=cost, **settings)
 
     def ask(self, *, request_id="r", priority=0, session="", tokens=TOKENS):

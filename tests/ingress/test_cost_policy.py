@@ -344,11 +344,7 @@ def may_take(one):
 def test_gated_engines_get_nothing_while_another_can_serve(fleet, ask):
     decision = decide_by_cost(fleet, ask, RULES, GATE)
     usable = [e for e in fleet if not e.candidate.avoid] or fleet
-    able = [
-        e.candidate.engine
-        for e in usable
-        if e.candidate.freshness is UNKNOWN or may_take(e)
-    ]
+    able = [e.candidate.engine for e in usable if e.candidate.freshness is UNKNOWN or may_take(e)]
     assert (decision.engine is None) == (not able)
     assert decision.engine is None or decision.engine in able
 
@@ -386,3 +382,12 @@ def test_a_burst_of_equal_requests_spreads_evenly(engines, seed):
         given[int(chosen[1:])][1] += TOKENS
     counts = [count for count, _ in given]
     assert max(counts) - min(counts) <= 1
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 10), st.floats(1, 1e5))
+def test_crowding_grows_with_what_is_computed_and_never_beyond_its_limit(one, other, weight, most):
+    weights = Weights(crowding=weight, crowding_most_ms=most)
+    low, high = sorted((one, other))
+    assert 0 <= weights.crowding_ms(low) <= weights.crowding_ms(high) * (1 + 1e-9)
+    assert weights.crowding_ms(high) <= min(most, weight * high) * (1 + 1e-9)
+    assert Weights(crowding=weight).crowding_ms(high) == weight * high

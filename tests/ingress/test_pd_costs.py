@@ -13,9 +13,10 @@ from nearkv.ingress.pd_costs import (
     local_seconds,
     pair_seconds,
 )
+from nearkv.ingress.quoting import Weights
 from nearkv.path_cost import PathCost
 
-TERMS = CostTerms(hop_seconds=0.002, hysteresis_ratio=0.1, decode_stall_weight=0.0)
+TERMS = CostTerms(hop_seconds=0.002, hysteresis_ratio=0.1, weights=Weights(0.0, 0.0))
 KV = 131_072
 RDMA, SLOW_TCP = PathCost(0.001, 12.2e9), PathCost(0.001, 0.55e9)
 
@@ -74,7 +75,7 @@ def test_a_busy_engine_makes_the_pair_pay():
 
 
 def test_running_requests_put_a_price_on_a_prefill_beside_them():
-    terms = CostTerms(decode_stall_weight=0.02)
+    terms = CostTerms(weights=Weights(0.02, 0.0))
     assert local_seconds(engine(4096, decoding=50), terms) == pytest.approx(0.282)
     here = local_seconds(engine(4096, decoding=50), terms)
     assert is_clearly_less(pair(engine(4096), engine(4096, decoding=50), terms=terms), here, terms)
@@ -95,7 +96,9 @@ engines = st.builds(
     decoding=st.integers(0, 256),
 )
 paths = st.builds(PathCost, st.floats(0, 1), st.floats(1e6, 1e12))
-prices = st.builds(CostTerms, decode_stall_weight=st.floats(0, 1), crowding_weight=st.floats(0, 5))
+prices = st.builds(
+    CostTerms, weights=st.builds(Weights, st.floats(0, 1), st.floats(0, 5), st.floats(1, 10_000))
+)
 
 
 @given(engines, engines, paths, prices, st.integers(0, 100_000), st.integers(0, 100_000))

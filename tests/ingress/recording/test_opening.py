@@ -52,5 +52,5 @@ def test_the_id_of_settings_follows_what_decisions_depend_on():
     usual = identify_settings(IngressSettings())
     assert identify_settings(IngressSettings(listen="127.0.0.1:1")) == usual
     assert identify_settings(IngressSettings(policy="round-robin")) != usual
-    assert identify_settings(IngressSettings(cost={"crowding_weight": 3})) != usual
+    assert identify_settings(IngressSettings(cost={"crowding_weight": 4})) != usual
     assert identify_settings(IngressSettings(gate={"min_free_ratio": 0.2})) != usual
