@@ -5,6 +5,7 @@ others. A body takes its room until its request has ended: until then it may be 
 """
 
 import asyncio
+from typing import Self
 
 from aiohttp import web
 
@@ -52,7 +53,7 @@ class BodyRoom:
         limit = self._limits.max_body_bytes
         try:
             while part := await request.content.readany():
-                self._take(held, len(part))
+                held.take(len(part))
                 if held.taken_bytes > limit:
                     raise BodyTooLargeError(f"the body is over the limit of {limit} bytes")
                 parts.append(part)
@@ -60,15 +61,14 @@ class BodyRoom:
             raise RequestError(f"the body did not arrive whole: {error}") from error
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _take(self, held: "HeldRoom", size_bytes: int) -> None:
+    def check(self, size_bytes: int) -> None:
+        """Raise ``TooManyRequestsError`` where so much more finds no room."""
         if self.taken_bytes + size_bytes > self._limits.max_bodies_bytes:
             raise TooManyRequestsError(
                 f"the bodies of requests in flight take {self.taken_bytes} of "
                 f"{self._limits.max_bodies_bytes} bytes (limits.max_bodies_bytes)",
                 retry_after_seconds=self._retry_after_seconds,
             )
-        self.taken_bytes += size_bytes
-        held.taken_bytes += size_bytes
 
 
 class HeldRoom:
@@ -79,6 +79,20 @@ class HeldRoom:
     def __init__(self, room: BodyRoom) -> None:
         self._room = room
         self.taken_bytes = 0
+
+    def __enter__(self) -> Self:
+        """Return the room, released with the block's end."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give it back."""
+        self.release()
+
+    def take(self, size_bytes: int) -> None:
+        """Take so much more; raises ``TooManyRequestsError`` where it finds no room."""
+        self._room.check(size_bytes)
+        self._room.taken_bytes += size_bytes
+        self.taken_bytes += size_bytes
 
     def release(self) -> None:
         """Give it back, when the request has ended."""

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from nearkv.health import Readiness
 from nearkv.ingress.admitting import Admission
+from nearkv.ingress.bodies import BodyRoom
 from nearkv.ingress.extproc.conversing import Conversation
 from nearkv.ingress.extproc.endpoints import Membership
 from nearkv.ingress.extproc.metrics import ExtProcMetrics
@@ -81,8 +82,9 @@ def add_ext_proc(app: web.Application, shared: Shared) -> None:
     conversation = Conversation(
         picker,
         counts,
+        bodies=BodyRoom(settings),
         limit_bytes=settings.limits.max_body_bytes,
-        body_seconds=settings.deadlines.first_byte_seconds,
+        body_seconds=settings.deadlines.body_seconds,
     )
     listening = app[EXT_PROC] = Listening()
 

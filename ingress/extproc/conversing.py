@@ -8,6 +8,7 @@ from typing import Protocol
 import structlog
 
 from nearkv.ingress.answers import ENGINE_HEADER, NO_ENGINE, REASON_HEADER, error_body
+from nearkv.ingress.bodies import BodyRoom, HeldRoom
 from nearkv.ingress.dialects import dialect_of
 from nearkv.ingress.errors import BodyTimeoutError, IngressError, NoEngineError, NoRoomError
 from nearkv.ingress.extproc.exchange import Exchange, Stage
@@ -42,12 +43,14 @@ class Conversation:
         picker: Picker,
         metrics: ExtProcMetrics,
         *,
+        bodies: BodyRoom,
         limit_bytes: int,
         body_seconds: float,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._picker = picker
         self._metrics = metrics
+        self._bodies = bodies
         self._limit_bytes = limit_bytes
         self._body_seconds = body_seconds
         self._now = now
@@ -58,7 +61,8 @@ class Conversation:
         messages = call.messages()
         ticket: Ticket | None = None
         try:
-            ticket = await self._request(exchange, messages, call.send)
+            with self._bodies.hold() as held:
+                ticket = await self._request(exchange, messages, call.send, held)
             if ticket is not None:
                 async for data in messages:
                     await self._take_answer(exchange, decode_message(data), call.send, ticket)
@@ -72,7 +76,7 @@ class Conversation:
                 self._metrics.streams.add(outcome)
 
     async def _request(
-        self, exchange: Exchange, messages: AsyncIterator[bytes], send: Send
+        self, exchange: Exchange, messages: AsyncIterator[bytes], send: Send, held: HeldRoom
     ) -> Ticket | None:
         """Take the request in, pick for it and send it on.
 
@@ -80,7 +84,7 @@ class Conversation:
         """
         arrived_at = self._now()
         try:
-            if not await self._read(exchange, messages, send):
+            if not await self._read(exchange, messages, send, held):
                 return None
             asked = exchange.asked(arrived_at)
             ticket = await self._picker.pick(asked)
@@ -105,7 +109,9 @@ class Conversation:
         self._metrics.picks.add("split" if ticket.pick.prefiller else "whole")
         return ticket
 
-    async def _read(self, exchange: Exchange, messages: AsyncIterator[bytes], send: Send) -> bool:
+    async def _read(
+        self, exchange: Exchange, messages: AsyncIterator[bytes], send: Send, held: HeldRoom
+    ) -> bool:
         """Read until the request is whole; False where the client left before that."""
         seconds = self._body_seconds
         try:
@@ -115,6 +121,7 @@ class Conversation:
                         self._picker.check_room()
                     for answer in exchange.take_request(decode_message(data)):
                         await send(answer)
+                    held.take(exchange.size_bytes - held.taken_bytes)
                     if exchange.stage is Stage.PICKING:
                         return True
         except TimeoutError as error:

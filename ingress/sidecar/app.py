@@ -12,6 +12,7 @@ import structlog
 from aiohttp import web
 
 from nearkv.health import Readiness, add_health_routes, create_registry
+from nearkv.ingress.bodies import BodyRoom
 from nearkv.ingress.extproc.endpoints import Membership
 from nearkv.ingress.extproc.pool_watching import make_pool_watch
 from nearkv.ingress.forwarding import Forwarder
@@ -65,7 +66,7 @@ def build_sidecar(settings: IngressSettings) -> Sidecar:
         ),
         metrics=metrics,
         in_flight=in_flight,
-        body_seconds=settings.deadlines.first_byte_seconds,
+        bodies=BodyRoom(settings),
     )
 
     async def run(_app: web.Application) -> AsyncIterator[None]:

@@ -14,14 +14,9 @@ from aiohttp import web
 
 from nearkv.ingress.accepting import RequestIds
 from nearkv.ingress.answers import error_response
+from nearkv.ingress.bodies import BodyRoom, HeldRoom
 from nearkv.ingress.dialects import MESSAGES_PATH
-from nearkv.ingress.errors import (
-    BodyTimeoutError,
-    BodyTooLargeError,
-    EngineFailedError,
-    IngressError,
-    RequestError,
-)
+from nearkv.ingress.errors import EngineFailedError, IngressError
 from nearkv.ingress.extproc.picking import PREFILL_HEADER, PREFILLER_HEADER, RANK_HEADER
 from nearkv.ingress.forwarding import Forwarder, Opened, Outcome, RetryableFailureError, Target
 from nearkv.ingress.prefill_leg import decode_body, read_fields, why_whole
@@ -29,6 +24,7 @@ from nearkv.ingress.sidecar.metrics import SidecarMetrics
 from nearkv.ingress.sidecar.prefilling import CHAT_PATH, Prefilling
 from nearkv.serving import InFlight
 
+_MOST_RANK_DIGITS = 6
 _SPLIT_PATHS = frozenset({"/v1/completions", CHAT_PATH, MESSAGES_PATH})
 
 log = structlog.get_logger(__name__)
@@ -45,14 +41,14 @@ class SidecarHandler:
         prefilling: Prefilling,
         metrics: SidecarMetrics,
         in_flight: InFlight,
-        body_seconds: float,
+        bodies: BodyRoom,
     ) -> None:
         self._engine_url = engine_url
         self._forwarder = forwarder
         self._prefilling = prefilling
         self._metrics = metrics
         self._in_flight = in_flight
-        self._body_seconds = body_seconds
+        self._bodies = bodies
         self._request_ids = RequestIds()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -60,7 +56,8 @@ class SidecarHandler:
         request_id = self._request_ids.of(request.headers.get("X-Request-Id", ""))
         self._in_flight.enter(request)
         try:
-            return await self._serve(request, request_id)
+            with self._bodies.hold() as held:
+                return await self._serve(request, request_id, held)
         except IngressError as error:
             log.info("refused", path=request.path, request_id=request_id, reason=error.reason)
             self._metrics.requests.add(str(error.status))
@@ -68,8 +65,10 @@ class SidecarHandler:
         finally:
             self._in_flight.leave(request)
 
-    async def _serve(self, request: web.Request, request_id: str) -> web.StreamResponse:
-        body = await self._read(request)
+    async def _serve(
+        self, request: web.Request, request_id: str, held: HeldRoom
+    ) -> web.StreamResponse:
+        body = await self._bodies.read(request, held)
         headers: dict[str, str] = {"X-Request-Id": request_id}
         opened: Opened | None = None
         prefiller = request.headers.get(PREFILLER_HEADER, "")
@@ -91,18 +90,6 @@ class SidecarHandler:
             self._metrics.requests.add(str(opened.response.status))
             if outcome.error is not None:
                 self._metrics.broken_streams.add(outcome.error)
-
-    async def _read(self, request: web.Request) -> bytes:
-        try:
-            async with asyncio.timeout(self._body_seconds):
-                return await request.read()
-        except TimeoutError as error:
-            why = f"the body did not arrive within {self._body_seconds:g} s"
-            raise BodyTimeoutError(why) from error
-        except web.HTTPRequestEntityTooLarge as error:
-            raise BodyTooLargeError("the body is over the limit") from error
-        except (web.RequestPayloadError, ConnectionError) as error:
-            raise RequestError(f"the body did not arrive whole: {error}") from error
 
     async def _in_two(
         self, request: web.Request, body: bytes, prefiller: str, request_id: str
@@ -133,9 +120,8 @@ class SidecarHandler:
     async def _open(self, request: web.Request, body: bytes, request_id: str) -> Opened:
         """Open the engine's answer; its own errors are answers, too."""
         rank = request.headers.get(RANK_HEADER, "")
-        target = Target(
-            "local", self._engine_url, int(rank) if rank.isascii() and rank.isdigit() else None
-        )
+        is_rank = len(rank) <= _MOST_RANK_DIGITS and rank.isascii() and rank.isdigit()
+        target = Target("local", self._engine_url, int(rank) if is_rank else None)
         try:
             return await self._forwarder.open(request, body, target, request_id)
         except RetryableFailureError as error:

@@ -6,10 +6,12 @@ import json
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from nearkv.ingress.bodies import BodyRoom
 from nearkv.ingress.errors import NoEngineError, NoRoomError
 from nearkv.ingress.extproc.conversing import Conversation
 from nearkv.ingress.extproc.metrics import ExtProcMetrics
 from nearkv.ingress.extproc.picking import Pick
+from nearkv.ingress.settings import IngressSettings
 from nearkv.protobuf import WireError, fields_of
 from tests.ingress.extproc import wire_messages as wire
 
@@ -76,10 +78,14 @@ class NotingPicker:
         return self.ticket
 
 
-async def converse(call, picker, *, body_seconds=10.0):
+async def converse(call, picker, *, body_seconds=10.0, bodies=None):
     registry = CollectorRegistry()
     conversation = Conversation(
-        picker, ExtProcMetrics(registry), limit_bytes=100, body_seconds=body_seconds
+        picker,
+        ExtProcMetrics(registry),
+        bodies=bodies or BodyRoom(IngressSettings()),
+        limit_bytes=100,
+        body_seconds=body_seconds,
     )
     await conversation.serve(call)
     return generate_latest(registry).decode()
@@ -169,6 +175,21 @@ async def test_a_body_over_the_limit_is_refused_at_once():
     assert immediate(call.sent[0])[0] == 413
     assert picker.refusals == ["body_too_large"]
     assert picker.asked == []
+
+
+async def test_bodies_have_room_together_and_give_it_back():
+    bodies = BodyRoom(IngressSettings(limits={"max_bodies_bytes": 50}))
+    others = bodies.hold()
+    others.take(49)
+    call = ScriptedCall(*REQUEST)
+    picker = NotingPicker()
+    await converse(call, picker, bodies=bodies)
+    assert immediate(call.sent[0])[0] == 429
+    assert (picker.asked, bodies.taken_bytes) == ([], 49)
+    others.release()
+    await converse(ScriptedCall(*REQUEST, *ANSWER), picker, bodies=bodies)
+    assert len(picker.asked) == 1
+    assert bodies.taken_bytes == 0
 
 
 async def test_what_is_no_message_is_an_error_and_closes_the_ticket():
