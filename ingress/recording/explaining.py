@@ -10,7 +10,7 @@ from nearkv.ingress.cost_policy import gate_for
 from nearkv.ingress.decisions import DecisionRecord
 from nearkv.ingress.quoting import Quote
 from nearkv.ingress.recording.records import Choice, Line, RequestRecord, ages_ms, line_of
-from nearkv.ingress.routing import Candidate, Gate, has_room, trusted_tokens
+from nearkv.ingress.routing import Candidate, Gate, has_room, has_room_for, trusted_tokens
 
 _CLEARLY_MS = 0.05
 _REASONS = {
@@ -106,13 +106,18 @@ def gate_of(candidate: Candidate, decision: DecisionRecord, rules: ExplainRules)
         return "no_state"
     if decision.policy in ("round-robin", "least-loaded"):
         return ""
-    if not has_room(candidate, gate_for(decision.priority, rules.gate)):
+    by_cost, gate = decision.policy == "cost", gate_for(decision.priority, rules.gate)
+    tokens = decision.prompt_tokens or 0
+    held_tokens = min(tokens, trusted_tokens(candidate)) if by_cost else 0
+    if not (
+        has_room_for(candidate, gate, tokens, held_tokens) if by_cost else has_room(candidate, gate)
+    ):
         return "no_kv_room"
     if rules.roles and candidate.role == "prefill":
         return "prefill_only"
-    tokens = decision.prompt_tokens or 0
-    is_tight = candidate.free_tokens is not None and candidate.free_tokens < tokens
-    return "tight" if is_tight and decision.policy == "cost" else ""
+    free_tokens = candidate.free_tokens
+    is_tight = free_tokens is not None and free_tokens < tokens - held_tokens
+    return "tight" if is_tight and by_cost else ""
 
 
 def _verdicts(choice: Choice, rules: ExplainRules) -> list[EngineVerdict]:
@@ -170,7 +175,7 @@ _GATES = {
     "no_state": "nothing fresh enough is known of it",
     "no_kv_room": "its free KV is below the threshold",
     "prefill_only": "it only prefills, and others can answer",
-    "tight": "its free KV does not hold the whole prompt",
+    "tight": "its free KV does not hold what of the prompt is new to it",
     "failing": "it failed a moment ago",
 }
 

@@ -76,6 +76,9 @@ def test_an_equal_engine_was_not_drawn_and_a_cheaper_one_was_outweighed():
         (Candidate("x", role="prefill"), "prefill_only"),
         (Candidate("x", free_ratio=0.5, free_tokens=99), "tight"),
         (Candidate("x", free_ratio=0.5, free_tokens=100), ""),
+        (Candidate("x", free_ratio=0.5, free_tokens=20, cached_tokens=80), ""),
+        (Candidate("x", free_ratio=0.05, free_tokens=20, cached_tokens=80), ""),
+        (Candidate("x", free_ratio=0.05, free_tokens=19, cached_tokens=80), "no_kv_room"),
     ],
 )
 def test_gates_have_reasons(candidate, gate):
