@@ -11,13 +11,19 @@ that has so much of the prompt that hardly anything is left to compute.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from nearkv.ingress.pd_costs import CostTerms, EngineCost, local_seconds, pair_seconds
+from nearkv.ingress.pd_costs import (
+    CostTerms,
+    EngineCost,
+    local_seconds,
+    pair_seconds,
+    trouble_seconds,
+)
 from nearkv.path_cost import PathCost
 
 _MOST_PER_SIDE = 8
 """Sources and targets looked at together, per compat: those cheapest on their own."""
-_NEAR_RATIO = 1.02
-"""Pairs up to this much dearer than the best one are as good; load decides among them."""
+_NEAR_SHARE = 0.02
+"""Pairs dearer than the best one by this share of its own time are as good; load decides."""
 
 PathBetween = Callable[["PairCandidate", "PairCandidate"], PathCost]
 
@@ -100,7 +106,7 @@ def choose_pair(
         ]
     if not pairs:
         return Choice(None, "no_room" if possible else "no_pair")
-    return Choice(_least_loaded(pairs, turn))
+    return Choice(_least_loaded(pairs, turn, terms))
 
 
 def _by_compat(candidates: Iterable[PairCandidate]) -> Iterable[Sequence[PairCandidate]]:
@@ -139,8 +145,10 @@ def _seconds(
     )
 
 
-def _least_loaded(pairs: Sequence[Pair], turn: int) -> Pair:
-    limit = min(pair.seconds for pair in pairs) * _NEAR_RATIO
+def _least_loaded(pairs: Sequence[Pair], turn: int, terms: CostTerms) -> Pair:
+    best = min(pairs, key=lambda pair: pair.seconds)
+    own_seconds = best.seconds - trouble_seconds(best.source.cost, terms)
+    limit = best.seconds + own_seconds * _NEAR_SHARE
     near = [pair for pair in pairs if pair.seconds <= limit]
     least = min(map(_load_order, near))
     tied = [pair for pair in near if _load_order(pair) == least]

@@ -47,11 +47,16 @@ class EngineCost:
 
 def local_seconds(engine: EngineCost, terms: CostTerms) -> float:
     """Return the time until an engine has computed the prompt by itself."""
+    computing = engine.missing_tokens * engine.seconds_per_token
+    return engine.wait_seconds + computing + trouble_seconds(engine, terms)
+
+
+def trouble_seconds(engine: EngineCost, terms: CostTerms) -> float:
+    """Return what that counts for the trouble it is to others."""
     weights = terms.weights
-    seconds = engine.missing_tokens * engine.seconds_per_token
-    disturbed = seconds * weights.decode_stall * engine.decoding
-    crowding = weights.crowding_ms(seconds * 1000) / 1000
-    return engine.wait_seconds + seconds + disturbed + crowding
+    computing = engine.missing_tokens * engine.seconds_per_token
+    disturbed = computing * weights.decode_stall * engine.decoding
+    return disturbed + weights.crowding_ms(computing * 1000) / 1000
 
 
 def pair_seconds(

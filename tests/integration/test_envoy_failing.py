@@ -116,7 +116,8 @@ async def test_no_engine_is_a_503_and_no_room_a_429_with_retry_after(tmp_path):
             ),
             what="the engine tells that it is in use",
         )
-        response, body = await entry.complete(DOCUMENT)
+        # Of another beginning: what the engine has it may take, however full.
+        response, body = await entry.complete("Another text. " + DOCUMENT)
         assert response.status == 429
         assert response.headers["Retry-After"] == "7"
         assert response.headers["x-llm-d-request-dropped-reason"] == "rejected-saturated"
@@ -158,7 +159,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for_for_ever(tmp_path):
     async with (
         small_double() as a,
         running_agent(a) as agent,
-        running_picker(agent.url, deadlines={"first_byte_seconds": 0.2}) as picker,
+        running_picker(agent.url, deadlines={"body_seconds": 0.2}) as picker,
         gateway(picker, tmp_path) as entry,
     ):
         host, _, port = endpoint(entry.envoy.url).partition(":")

@@ -356,7 +356,8 @@ async def test_a_server_that_hangs_costs_one_deadline_and_is_used_again_later(ma
         assert (found.num_tokens, found.reason) == (0, Reason.DEADLINE)
         found = await p.lookup(in_store("r2"), TOKENS)
         assert (found.num_tokens, found.reason) == (0, Reason.NO_PATH)
-        assert (await pulled).reason in (Reason.DEADLINE, Reason.PEER_LOST)
+        # Whose time is up first: the pull's, or that of the store's own client.
+        assert (await pulled).reason in (Reason.DEADLINE, Reason.PEER_LOST, Reason.NO_PATH)
         os.kill(store.server.process.pid, signal.SIGCONT)
 
         async def works():
