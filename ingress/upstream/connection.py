@@ -151,10 +151,18 @@ class EngineConnection(asyncio.Protocol):
         answer.end()
         if self._is_bodiless:  # the parser, which sees answers only, waits for the body
             self._parser = httptools.HttpResponseParser(self)
-        if may_be_reused and answer.has_ended and self.is_open:
+        if may_be_reused and answer.has_ended and self._has_sent_all():
             self._on_free(self)
         else:
             self.close()
+
+    def _has_sent_all(self) -> bool:
+        """Tell whether the engine has the whole request; else it may never read the next."""
+        return (
+            self._transport is not None
+            and not self._transport.is_closing()
+            and self._transport.get_write_buffer_size() == 0
+        )
 
     # -- Of the parser -----------------------------------------------------------------
 

@@ -246,6 +246,16 @@ async def test_a_connection_whose_answer_failed_is_not_used_again():
     assert wire.is_aborted
 
 
+async def test_an_engine_that_answers_before_it_has_the_whole_request_gets_no_other():
+    wire = Wire()
+    answer = wire.ask()
+    wire.unsent_bytes = 1
+    wire.arrive(PLAIN)
+    assert await taken(answer) == (200, b"hello")
+    assert wire.is_aborted
+    assert not wire.freed
+
+
 async def test_switching_protocols_ends_the_answer_and_the_connection():
     wire = Wire()
     answer = wire.ask()

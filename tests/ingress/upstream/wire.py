@@ -11,6 +11,7 @@ class Wire(asyncio.Transport):
     def __init__(self):
         super().__init__()
         self.written = b""
+        self.unsent_bytes = 0
         self.is_paused = self.is_aborted = False
         self.freed = []
         self.lost = []
@@ -33,6 +34,9 @@ class Wire(asyncio.Transport):
 
     def write(self, data):
         self.written += data
+
+    def get_write_buffer_size(self):
+        return self.unsent_bytes
 
     def is_closing(self):
         return self.is_aborted
