@@ -128,19 +128,35 @@ def _sort_out(
 def _choose(pool: list[Entrant], ask: Ask, rules: CostRules) -> Decision:
     if len(pool) == 1:
         return _decision(pool[0])
-    best_ms = min([e.quote.cost_ms for e in pool])
+    best = min(pool, key=_cost_ms)
+    best_ms = best.quote.cost_ms
     own = _of_the_session(pool, best_ms, rules)
     if own is not None:
         return _decision(own)
     starved = _starved(pool, ask, rules)
     if starved is not None:
         return decision_for(starved.candidate, "floor_share")
-    limit_ms = best_ms + max(rules.near_tie_ms, best_ms * rules.near_tie_ratio)
+    limit_ms = best_ms + _near_tie_ms(best.quote, rules)
     near = [e for e in pool if e.quote.cost_ms <= limit_ms]
     if len(near) > 1:
         held_tokens = max([e.quote.held_tokens for e in near])
         near = [e for e in near if e.quote.held_tokens == held_tokens]
     return _decision(near[0] if len(near) == 1 else _spread(sorted(near, key=_name), ask))
+
+
+def _cost_ms(entrant: Entrant) -> float:
+    return entrant.quote.cost_ms
+
+
+def _near_tie_ms(best: Quote, rules: CostRules) -> float:
+    """Return what another engine may cost more and be as good.
+
+    The rule is about a request's own time, of which the cost is a multiple: what is noise in the
+    one is noise in the other.
+    """
+    own_ms = best.first_token_ms
+    multiple = best.cost_ms / own_ms if own_ms > 0.0 else 1.0
+    return max(rules.near_tie_ms * multiple, best.cost_ms * rules.near_tie_ratio)
 
 
 def _of_the_session(pool: Sequence[Entrant], best_ms: float, rules: CostRules) -> Entrant | None:

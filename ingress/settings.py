@@ -247,7 +247,7 @@ class CostSettings(SettingsGroup):
     """Policy cost: what is worth how many milliseconds; see docs/routing.md."""
 
     near_tie_ms: float = Field(
-        2.0, ge=0, description="Engines up to this much dearer than the cheapest are as good."
+        2.0, ge=0, description="Engines whose own time is this much more than the best are as good."
     )
     near_tie_ratio: float = Field(
         0.02, ge=0, description="The same as a share of the cheapest; the larger one counts."
