@@ -269,7 +269,7 @@ class CostSettings(SettingsGroup):
         "pushes out a cached one and delays the requests behind ...",
     )
     crowding_most_ms: float = Field(
-        3000.0,
+        4000.0,
         gt=0,
         description="... and what it grows to at most, for prompts that take long themselves.",
     )
