@@ -75,7 +75,13 @@ class Fleet:
         )
         ingress = await build_ingress(
             IngressSettings.model_validate(
-                {"agents": [agent_address.url], "freshness": LASTING, "deadlines": PATIENT}
+                {
+                    "agents": [agent_address.url],
+                    "freshness": LASTING,
+                    "deadlines": PATIENT,
+                    # Who gets which conversation must not hang on how fast an engine seems.
+                    "policy": "prefix-first",
+                }
             )
         )
         address = await self._stack.enter_async_context(running(ingress, ANY_PORT))
@@ -91,7 +97,19 @@ class Fleet:
         reported = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         predicted = int(response.headers["x-nearkv-predicted-cached-tokens"])
         self.pairs.append((predicted, reported))
+        await self._settled()
         return response.headers["x-nearkv-engine"], answer["choices"][0]
+
+    async def _settled(self):
+        """Wait until what an answer stored and evicted has come through: the same in two looks."""
+        before, now = None, self._seen()
+        while before != now:
+            await asyncio.sleep(0.1)
+            before, now = now, self._seen()
+
+    def _seen(self):
+        size = self.knowledge.fleet.index.size
+        return size.blocks, *(t.counts.blocks_removed for t in self.trackers.values())
 
 
 @asynccontextmanager
