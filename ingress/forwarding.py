@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
-from nearkv.bounded_reading import AnswerTooLargeError
+from nearkv.bounded_reading import join_at_most
 from nearkv.ingress.answers import error_event, is_event_stream
 from nearkv.ingress.engine_failures import FailureKind
 from nearkv.ingress.errors import EngineFailedError, EngineTimeoutError
@@ -209,7 +209,7 @@ class Forwarder:
         deadline = _end_after(answer, until - loop.time(), wait)
         try:
             await answer.begun()
-            return Asked(answer.status, await _read_at_most(answer, limit_bytes))
+            return Asked(answer.status, await join_at_most(answer.parts(), limit_bytes))
         finally:
             deadline.cancel()
             # A connection that was read to its end is already back in the pool.
@@ -382,17 +382,6 @@ async def _first_bytes(answer: Answer) -> Opened:
         return Opened(answer, await answer.read(), whole=True)
     first = await answer.read_some()
     return Opened(answer, first, whole=not first)
-
-
-async def _read_at_most(answer: Answer, limit_bytes: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while part := await answer.read_some():
-        size += len(part)
-        if size > limit_bytes:
-            raise AnswerTooLargeError(f"the answer is over the limit of {limit_bytes} bytes")
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _checked(opened: Opened) -> Opened:

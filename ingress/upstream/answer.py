@@ -1,6 +1,7 @@
 """An engine's answer to one request, from its head to its last byte."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 from multidict import CIMultiDict
@@ -75,6 +76,11 @@ class Answer:
                 return b""
             await self._more()
         return self._take()
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield all that has not been read, as it comes; raises as :meth:`read_some`."""
+        while part := await self.read_some():
+            yield part
 
     async def read(self) -> bytes:
         """Return all that has not been read; raises what ended the wait."""
