@@ -24,7 +24,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -33,6 +33,7 @@ import numpy as np
 from nearkv.transfer.backends import contract
 from nearkv.transfer.backends.contract import Grant, PullRequest, Source
 from nearkv.transfer.backends.grants import Grants, granted_blocks
+from nearkv.transfer.backends.roster import Connection, Roster, join_all
 from nearkv.transfer.backends.tcp_wire import LENGTH, listen, lost, reading, tune, wait_connected
 from nearkv.transfer.errors import LayoutError, ProtocolError, PullError, Reason, TransferError
 from nearkv.transfer.layout import KvMemory
@@ -243,16 +244,6 @@ class Listening:
     idle_seconds: float = 60.0
 
 
-@dataclass(slots=True, eq=False)
-class _Connection:
-    """A reader's connection; ``waiting_since`` is 0 while a pull is served."""
-
-    control: Control
-    waiting_since: float
-    thread: threading.Thread | None = field(default=None)
-    leaving: bool = field(default=False)
-
-
 class Answering(Protocol):
     """What attends to one connection's asks."""
 
@@ -280,9 +271,10 @@ class ControlServer:
     def __init__(self, listening: Listening, start: Callable[[Control], Answering]) -> None:
         self._listening = listening
         self._start = start
-        self._connections: set[_Connection] = set()
-        self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._roster: Roster[Control] = Roster(
+            listening.max_connections, self._closing, self._attend, thread_name="nearkv-control"
+        )
         self._listener = listen(listening.host, listening.port, backlog=listening.max_connections)
         address = self._listener.getsockname()
         self.host = listening.advertise or str(address[0])
@@ -304,18 +296,14 @@ class ControlServer:
 
     def close(self) -> None:
         """End all connections; when this returns, none is attended to any more."""
-        with self._lock:
-            self._closing.set()
-            connections = list(self._connections)
+        connections = self._roster.close()
         for connection in connections:
-            connection.control.abort()
+            connection.wire.abort()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # has accept() return
         self._accepting.join()
         self._listener.close()
-        for connection in connections:
-            if connection.thread is not None:
-                connection.thread.join()
+        join_all(connections)
 
     def _accept(self) -> None:
         while not self._closing.is_set():
@@ -331,43 +319,11 @@ class ControlServer:
             except OSError:
                 sock.close()
                 continue
-            self._admit(control)
+            if not self._roster.admit(control):
+                control.close()
 
-    def _admit(self, control: Control) -> None:
-        connection = _Connection(control, time.monotonic())
-        with self._lock:
-            refused = self.closed or not self._make_room() or not self._begin(connection)
-        if refused:
-            control.close()
-
-    def _begin(self, connection: _Connection) -> bool:
-        """Give a connection its thread; False where the system has no more threads for us."""
-        thread = threading.Thread(
-            target=self._attend, args=(connection,), name="nearkv-control", daemon=True
-        )
-        self._connections.add(connection)
-        try:
-            thread.start()
-        except RuntimeError:
-            self._connections.discard(connection)
-            return False
-        connection.thread = thread
-        return True
-
-    def _make_room(self) -> bool:
-        staying = [held for held in self._connections if not held.leaving]
-        if len(staying) < self._listening.max_connections:
-            return True
-        waiting = [held for held in staying if held.waiting_since]
-        if not waiting:
-            return False
-        oldest = min(waiting, key=lambda held: held.waiting_since)
-        oldest.leaving = True
-        oldest.control.abort()
-        return True
-
-    def _attend(self, connection: _Connection) -> None:
-        control = connection.control
+    def _attend(self, connection: Connection[Control]) -> None:
+        control = connection.wire
         answering: Answering | None = None
         try:
             limit = Limit(self._listening.handshake_seconds)
@@ -389,8 +345,7 @@ class ControlServer:
             if answering is not None:
                 answering.close()
             _linger(control)
-            with self._lock:
-                self._connections.discard(connection)
+            self._roster.leave(connection)
 
 
 def _expect_ask(control: Control, limit: Limit) -> Ask:

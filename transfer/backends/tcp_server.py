@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from xxhash import xxh3_64
 from nearkv.transfer.backends.chunk_access import chunk_reads
 from nearkv.transfer.backends.contract import Grant, Source
 from nearkv.transfer.backends.grants import Grants, granted_blocks
+from nearkv.transfer.backends.roster import Connection, Roster, join_all
 from nearkv.transfer.backends.stream_plan import Chunk, cut_stream
 from nearkv.transfer.backends.tcp_wire import (
     DATA,
@@ -68,16 +69,6 @@ class Serving:
     idle_seconds: float
 
 
-@dataclass(slots=True, eq=False)
-class _Connection:
-    """A reader's connection; ``waiting_since`` is 0 while a pull is answered."""
-
-    channel: PlainChannel | TlsChannel
-    waiting_since: float
-    thread: threading.Thread | None = field(default=None)
-    leaving: bool = field(default=False)
-
-
 class TcpServer:
     """Serves one memory. Raises :class:`PullError` (``NO_PATH``) when it cannot listen."""
 
@@ -85,9 +76,10 @@ class TcpServer:
         self._source = source
         self._serving = serving
         self._grants = Grants()
-        self._connections: set[_Connection] = set()
-        self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._roster: Roster[PlainChannel | TlsChannel] = Roster(
+            serving.max_connections, self._closing, self._attend, thread_name="nearkv-tcp-send"
+        )
         self._listener = listen(serving.host, serving.port, backlog=_BACKLOG)
         address = self._listener.getsockname()
         self.host = serving.advertise or str(address[0])
@@ -119,18 +111,14 @@ class TcpServer:
 
     def close(self) -> None:
         """Stop serving; when this returns, no thread reads the memory. May be called twice."""
-        with self._lock:
-            self._closing.set()
-            connections = list(self._connections)
+        connections = self._roster.close()
         _wake(self._listener)
         self._grants.clear()
         for connection in connections:
-            connection.channel.abort()
+            connection.wire.abort()
         self._accepting.join()
         self._listener.close()
-        for connection in connections:
-            if connection.thread is not None:
-                connection.thread.join()
+        join_all(connections)
 
     def _accept(self) -> None:
         while not self._closing.is_set():
@@ -152,28 +140,10 @@ class TcpServer:
         except (OSError, ssl.SSLError):
             sock.close()
             return
-        connection = _Connection(channel, time.monotonic())
-        with self._lock:
-            closing = self._closing.is_set()
-            refused = closing or not self._make_room() or not self._begin(connection)
-        if refused:
-            if not closing and isinstance(channel, PlainChannel):
+        if not self._roster.admit(channel):
+            if not self._closing.is_set() and isinstance(channel, PlainChannel):
                 _refuse(channel, PullError(Reason.BUSY, "all connections are in use"))
             channel.close()
-
-    def _begin(self, connection: _Connection) -> bool:
-        """Give a connection its thread; False where the system has no more threads for us."""
-        thread = threading.Thread(
-            target=self._attend, args=(connection,), name="nearkv-tcp-send", daemon=True
-        )
-        self._connections.add(connection)
-        try:
-            thread.start()
-        except RuntimeError:
-            self._connections.discard(connection)
-            return False
-        connection.thread = thread
-        return True
 
     def _channel(self, sock: socket.socket) -> PlainChannel | TlsChannel:
         if self._serving.tls is None:
@@ -182,22 +152,9 @@ class TcpServer:
             self._serving.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         )
 
-    def _make_room(self) -> bool:
-        """Whether there is a place; the longest-waiting connection may have to leave its own."""
-        staying = [held for held in self._connections if not held.leaving]
-        if len(staying) < self._serving.max_connections:
-            return True
-        waiting = [held for held in staying if held.waiting_since]
-        if not waiting:
-            return False
-        oldest = min(waiting, key=lambda held: held.waiting_since)
-        oldest.leaving = True
-        oldest.channel.abort()
-        return True
-
-    def _attend(self, connection: _Connection) -> None:
+    def _attend(self, connection: Connection[PlainChannel | TlsChannel]) -> None:
         """Answer a connection's requests until it ends, or says something wrong."""
-        channel = connection.channel
+        channel = connection.wire
         try:
             limit = _Limit(self._serving.handshake_seconds)
             if isinstance(channel, TlsChannel):
@@ -212,8 +169,7 @@ class TcpServer:
             _refuse(channel, error)
         finally:
             channel.close()
-            with self._lock:
-                self._connections.discard(connection)
+            self._roster.leave(connection)
 
     def _answer(self, channel: Channel, request: Request) -> None:
         """Send what was asked for, and whether it counts; raises the reason when not."""

@@ -175,7 +175,7 @@ def test_strangers_that_only_wait_do_not_keep_readers_out(make_tcp):
     for sock in waiting:
         sock.close()
     end = time.monotonic() + PATIENCE_MS / 1000
-    while len(rig.server._connections) > 3:  # those that were told to leave take a moment
+    while len(rig.server._roster._connections) > 3:  # those that were told to leave take a moment
         assert time.monotonic() < end
         time.sleep(0.001)
 
